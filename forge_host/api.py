@@ -1,0 +1,205 @@
+"""The one module a plugin imports: markers, records, protocols, errors, and (on first use) `ForgeActor`.
+
+    from forge_host.api import ComponentSpec, hookimpl
+
+    FORGE_API = "1.0"
+
+    @hookimpl
+    def forge_rewards(host):
+        yield ComponentSpec("brevity", "my_pkg.reward:Brevity", "shorter replies score higher")
+
+Importing it loads neither torch nor monarch. Protocols say what the host calls; a component does not subclass them.
+Shapes: B rows (one response each), T response tokens, padded; see `padding_mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import attrs
+import pluggy
+
+from forge_host._version import API_VERSION
+from forge_host.errors import ForgeError, PluginError, RunError, UsageError
+from forge_host.types import (
+    AGGREGATIONS, KINDS, KL, KL_ESTIMATORS, Aggregation, AlgorithmParts, CommandSpec, Completion, ComponentSpec,
+    Correction, Episode, Finding, Group, HostInfo, Kind, Prompt, RewardResult, RunInfo, SamplingParams, StepReport,
+    Use, Verdict, field,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_host.hookspecs import ForgePlugin
+    from forge_host.runtime.actor import ForgeActor
+
+hookimpl = pluggy.HookimplMarker("forge_host")
+
+#: The tensors a loss may name as keyword arguments (design: "Call by name, take what you need").
+LOSS_ARGUMENTS = (
+    "logprobs", "old_logprobs", "generator_logprobs", "ref_logprobs", "advantages", "padding_mask", "entropy",
+    "response", "lengths", "group_ids", "rewards",
+)  # fmt: skip
+#: What an advantage estimator may name. `token_kl` [B, T] is there when the KL is placed in the reward.
+ADVANTAGE_ARGUMENTS = ("rewards", "group_ids", "lengths", "padding_mask", "token_kl")
+#: What a reward may name.
+REWARD_ARGUMENTS = (
+    "prompt", "response", "target", "messages", "metadata", "completion", "length", "max_tokens", "finish_reason",
+)  # fmt: skip
+
+
+class Loss(Protocol):
+    """Per-token loss. Any callable (attrs class, function, `torch.nn.Module`) whose arguments are LOSS_ARGUMENTS.
+
+    Returns [B, T] float per-token losses that the host aggregates over the whole step, a `LossOutput`
+    (`forge_host.rl`) when it also reports its ratio, or a scalar (the micro-batch's mean over its valid tokens).
+    Padding is already replaced by 0 in every tensor it gets.
+    """
+
+    def __call__(self, **tensors: torch.Tensor) -> Any: ...
+
+
+class Advantage(Protocol):
+    """Rewards [B] float64 and group_ids [B] int64 to advantages, [B] or [B, T] float64. Arguments: ADVANTAGE_ARGUMENTS."""
+
+    def __call__(self, **tensors: torch.Tensor) -> torch.Tensor: ...
+
+
+class Reward(Protocol):
+    """A score for one response; plain or async; arguments: REWARD_ARGUMENTS. None means it cannot be graded."""
+
+    def __call__(self, **values: Any) -> float | RewardResult | None: ...
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Decides which scored groups are trained on."""
+
+    def verdict(self, group: Group) -> Verdict: ...
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Tasks in a stable order. `fingerprint` identifies the content; `position` counts prompts already given."""
+
+    def __iter__(self) -> Iterator[Prompt]: ...
+
+    def fingerprint(self) -> str: ...
+
+
+class Environment(Protocol):
+    """A multi-turn task: `rollout` drives `generate` (messages to Completion) and returns finished episodes."""
+
+    def rollout(self, prompt: Prompt, generate: Any) -> AsyncIterator[Episode]: ...
+
+
+class ModelSource(Protocol):
+    """Gives a local Hugging Face folder (config.json, tokenizer, *.safetensors), making it if it must."""
+
+    def local_path(self) -> str: ...
+
+
+@attrs.frozen(kw_only=True)
+class Capabilities:
+    """What a transport can do; `auto` and the plan read it."""
+
+    cross_host: bool = False
+    gpu_direct: bool = False
+    several_readers: bool = True
+    resharding: bool = False
+    partial: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Receipt:
+    """A published version: `location` is what a reader in another process needs, plain data that pickles.
+
+    `checksums` (tensor name to hex digest) are there when they were asked for.
+    """
+
+    version: int
+    num_tensors: int
+    num_bytes: int
+    location: Mapping[str, Any]
+    checksums: Mapping[str, str] | None = None
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Moves whole versions of the weights from the trainer to generators.
+
+    `publish` returns when the trainer may mutate its tensors again; versions strictly increase (ValueError if not);
+    at most two versions stay alive. `fetch` yields every tensor of the receipt's version or raises `RunError`; tensors are
+    valid until the iterator is exhausted or closed. `close` frees everything this process made.
+    """
+
+    capabilities: Capabilities
+
+    def open(self, namespace: str) -> None: ...
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False) -> Receipt: ...  # fmt: skip
+
+    def fetch(self, receipt: Receipt) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Receives finished steps. A tracker that raises is detached with a warning; the run goes on."""
+
+    def start(self, run: RunInfo) -> None: ...
+
+    def log(self, report: StepReport) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+class Generator(Protocol):
+    """What the loop asks of a generator actor; every method is a Monarch endpoint of a `ForgeActor`.
+
+    `generate` returns `params.n` completions of one prompt, tokens in and tokens out. `update_weights` fetches a receipt's
+    version through the transport and loads it in place, in-flight requests going on; it returns the checksum of
+    the loaded tensors when `checksum` is set, else "".
+    """
+
+    def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[Completion]: ...
+
+    def update_weights(self, receipt: Receipt, checksum: bool = False) -> str: ...
+
+
+class Trainer(Protocol):
+    """What the loop asks of a trainer actor; every method is a Monarch endpoint of a `ForgeActor`.
+
+    `inputs` and `targets` hold one dict a data-parallel rank and micro-batch; rank r of D takes r, r + D, ... (see
+    `forge_host.loop.batch`). `train_step` makes one optimizer step and returns the loss.
+    """
+
+    def train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float: ...
+
+    def logprobs(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> list[Any]: ...
+
+    def publish(self, version: int) -> Receipt: ...
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ForgeActor":
+        from forge_host.runtime.actor import ForgeActor
+
+        return ForgeActor
+    if name == "ForgePlugin":
+        from forge_host.hookspecs import ForgePlugin
+
+        return ForgePlugin
+    raise AttributeError(f"module 'forge_host.api' has no attribute {name!r}")
+
+
+__all__ = [
+    "ADVANTAGE_ARGUMENTS", "AGGREGATIONS", "API_VERSION", "KINDS", "KL", "KL_ESTIMATORS", "LOSS_ARGUMENTS",
+    "REWARD_ARGUMENTS", "Advantage", "Aggregation", "AlgorithmParts", "Capabilities", "CommandSpec", "Completion",
+    "ComponentSpec", "Correction", "Dataset", "Environment", "Episode", "Finding", "ForgeActor", "ForgeError",
+    "ForgePlugin", "Generator", "Group", "HostInfo", "Kind", "Loss", "ModelSource", "PluginError", "Prompt", "Receipt",
+    "Reward", "RewardResult", "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "Tracker", "Trainer",
+    "Transport", "UsageError", "Use", "Verdict", "field", "hookimpl",
+]  # fmt: skip

@@ -1,0 +1,148 @@
+"""The configuration's sections and keys, as attrs classes; torch-free. Each field's help stands in its metadata.
+
+A component's own keys stand beside `use` (`dataset: {path: arithmetic, low: 1}`); they are validated against the
+chosen component's fields, so `extra` collects them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs.validators import and_, ge, gt, in_, le, optional
+
+from forge_host.types import Use, field
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@attrs.frozen(kw_only=True)
+class DatasetConfig:
+    """Prompts. `path` is a dataset component, a .jsonl file, a local folder, or a hub name; its keys follow beside it."""
+
+    path: str = field(default="arithmetic", help="dataset component, .jsonl file, folder or hub name")
+    system: str | None = field(default=None, help="system message put before every prompt")
+    max_prompt_tokens: int | None = field(default=None, help="longer prompts are left out and counted", unit="tokens")
+    extra: Mapping[str, Any] = field(factory=dict, help="fields of the chosen dataset component")
+
+
+@attrs.frozen(kw_only=True)
+class TrainingConfig:
+    """The optimizer and the loop."""
+
+    batch_size: int = field(default=8, help="prompts per optimizer step; each gives n_samples responses", validator=ge(1))
+    gradient_accumulation_steps: int = field(default=1, help="micro-batches a step is split into; changes memory, not gradients", validator=ge(1))  # fmt: skip
+    max_steps: int = field(default=100, help="optimizer steps", validator=ge(1))
+    seq_len: int = field(default=2048, help="longest prompt + response; also the packing budget of a row", unit="tokens", validator=ge(2))  # fmt: skip
+    dtype: str = field(default="bfloat16", help="compute dtype of the forward and backward pass", validator=in_(DTYPES))
+    param_dtype: str = field(default="float32", help="dtype of the trained weights and optimizer state", validator=in_(DTYPES))  # fmt: skip
+    learning_rate: float = field(default=1e-6, help="AdamW peak learning rate", validator=gt(0))
+    adam_beta1: float = field(default=0.9, help="AdamW first-moment decay", validator=and_(ge(0), le(1)))
+    adam_beta2: float = field(default=0.95, help="AdamW second-moment decay", validator=and_(ge(0), le(1)))
+    weight_decay: float = field(default=0.0, help="AdamW weight decay", validator=ge(0))
+    warmup_steps: int = field(default=0, help="linear learning-rate warm-up", unit="steps", validator=ge(0))
+    lr_schedule: str = field(default="constant", help="constant, linear or cosine decay to 0 at max_steps", validator=in_(("constant", "linear", "cosine")))  # fmt: skip
+    max_grad_norm: float | None = field(default=1.0, help="global gradient norm is clipped to this; null is off", validator=optional(gt(0)))  # fmt: skip
+    gradient_checkpointing: bool = field(default=False, help="recompute activations in the backward pass")
+    compile: bool = field(default=False, help="torch.compile the model")
+    entropy_coef: float = field(default=0.0, help="entropy bonus; overrides the algorithm's when not 0")
+    sync_interval: int = field(default=1, help="publish weights every so many steps", unit="steps", validator=ge(1))
+    max_policy_age: int = field(default=0, help="oldest weights a trained token may come from; 0 is synchronous", unit="steps", validator=ge(0))  # fmt: skip
+    off_by_n: int | None = field(default=None, help="torchforge's name of max_policy_age", validator=optional(ge(0)))
+    seed: int = field(default=0, help="seed of data order, sampling and initialisation")
+    verify_weight_sync: bool = field(default=False, help="compare a checksum of the generator's weights with the trainer's")  # fmt: skip
+    weight_sync_timeout: float = field(default=120.0, help="deadline of one weight sync", unit="s", validator=gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class RoleConfig:
+    """Chooses a component for a role (`generator`, `trainer`, `transport`, ...); its fields stand beside `use`."""
+
+    use: str = field(help="component reference")
+    extra: Mapping[str, Any] = field(factory=dict, help="fields of the chosen component")
+
+
+@attrs.frozen(kw_only=True)
+class RewardConfig:
+    """How several rewards become one, and what an ungradable episode costs."""
+
+    mode: str = field(default="mean", help="mean (weighted) or sum of the rewards", validator=in_(("mean", "sum")))
+    timeout_s: float = field(default=10.0, help="deadline of one reward call", unit="s", validator=gt(0))
+    max_reward_errors: float = field(default=0.5, help="fraction of a step's episodes that may fail to be graded", validator=and_(ge(0), le(1)))  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class ServiceConfig:
+    """Processes of one role."""
+
+    procs: int = field(default=1, help="processes (ranks) per replica", validator=ge(1))
+    hosts: int | None = field(default=None, help="hosts per replica; null is this host", validator=optional(ge(1)))
+    num_replicas: int = field(default=1, help="independent copies that share the requests", validator=ge(1))
+    with_gpus: bool | None = field(default=None, help="true needs GPUs, false forbids them, null takes what is there")
+    mesh_name: str | None = field(default=None, help="name of the process mesh in logs")
+    colocate_with: str | None = field(default=None, help="role whose devices this one shares")
+    max_restarts: int = field(default=3, help="restarts of a dead replica before the run fails", validator=ge(0))
+    max_concurrent_requests: int = field(default=256, help="requests in flight per replica; more wait", validator=ge(1))
+
+
+@attrs.frozen(kw_only=True)
+class ParallelismConfig:
+    """How the trainer's processes split the model and the data; -1 for shard takes the processes that are left."""
+
+    tensor_parallel_degree: int = field(default=1, help="processes that split each matrix", validator=ge(1))
+    pipeline_parallel_degree: int = field(default=1, help="processes that split the layers", validator=ge(1))
+    context_parallel_degree: int = field(default=1, help="processes that split the sequence", validator=ge(1))
+    expert_parallel_degree: int = field(default=1, help="processes that split the experts", validator=ge(1))
+    data_parallel_shard_degree: int = field(default=-1, help="processes that shard parameters (FSDP)")
+    data_parallel_replicate_degree: int = field(default=1, help="copies of the sharded model", validator=ge(1))
+
+
+@attrs.frozen(kw_only=True)
+class MonarchConfig:
+    """Deadlines of the runtime."""
+
+    startup_timeout: float = field(default=600.0, help="a role must be ready by then", unit="s", validator=gt(0))
+    call_timeout: float = field(default=1800.0, help="deadline of one remote call", unit="s", validator=gt(0))
+    shutdown_timeout: float = field(default=10.0, help="a process is killed after that", unit="s", validator=gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointConfig:
+    """Saving and resuming."""
+
+    interval: int = field(default=0, help="save every so many steps; 0 only at the end or on a failure", unit="steps", validator=ge(0))  # fmt: skip
+    keep: int = field(default=2, help="newest checkpoints kept", validator=ge(1))
+    final: bool = field(default=False, help="save when the run ends")
+
+
+@attrs.frozen(kw_only=True)
+class RunConfig:
+    """One run, resolved: what `config show` prints and `config.resolved.yaml` holds."""
+
+    model: str = field(help="model component, local Hugging Face folder, or hub name")
+    algorithm: str = field(default="grpo", help="algorithm preset; its section has its name")
+    algorithm_config: Mapping[str, Any] = field(factory=dict, help="keys of the algorithm's section")
+    loss: Use | None = field(default=None, help="replaces the algorithm's loss")
+    advantage: Use | None = field(default=None, help="replaces the algorithm's advantage estimator")
+    sampler: Use | None = field(default=None, help="replaces the algorithm's sampler")
+    aggregation: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's aggregation")
+    kl: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's KL")
+    correction: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's importance correction")
+    sampling: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's sampling parameters")
+    dataset: DatasetConfig = field(factory=DatasetConfig, help="prompts")
+    rewards: tuple[tuple[Use, float], ...] = field(default=(), help="reward components with their weights")
+    reward: RewardConfig = field(factory=RewardConfig, help="reward composition")
+    training: TrainingConfig = field(factory=TrainingConfig, help="optimizer and loop")
+    generator: RoleConfig = field(factory=lambda: RoleConfig(use="vllm"), help="generator component")
+    trainer: RoleConfig = field(factory=lambda: RoleConfig(use="titan"), help="trainer component")
+    transport: RoleConfig = field(factory=lambda: RoleConfig(use="auto"), help="weight-sync transport")
+    launcher: RoleConfig = field(factory=lambda: RoleConfig(use="local"), help="where processes run")
+    trackers: tuple[Use, ...] = field(default=(Use("console"), Use("jsonl")), help="metric sinks")
+    services: Mapping[str, ServiceConfig] = field(factory=dict, help="processes per role: generator, trainer, ref_model, reward")  # fmt: skip
+    parallelism: ParallelismConfig = field(factory=ParallelismConfig, help="the trainer's parallelism")
+    monarch: MonarchConfig = field(factory=MonarchConfig, help="runtime deadlines")
+    checkpoint: CheckpointConfig = field(factory=CheckpointConfig, help="saving")
+    run_dir: str = field(default="runs", help="folder that run directories are made in")
+    name: str = field(default="", help="name of the run; empty takes the config file's")
+    plugins: tuple[str, ...] | None = field(default=None, help="plugins to load; null loads every installed one")
