@@ -1,0 +1,99 @@
+"""`ForgeActor`: a Monarch actor that knows how to be started, as one actor or as a service of replicas.
+
+    class Echo(ForgeActor):
+        @endpoint
+        async def say(self, word: str) -> str:
+            return word
+
+    echo = await Echo.options(procs=1, num_replicas=2).as_service()
+    await echo.say.route("hi")
+    await echo.shutdown()
+
+`setup` runs once in every process before the first call; override it as an endpoint. Use Monarch's
+`concurrent_endpoint` for methods that may overlap: calls of a plain `endpoint` run one after another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from monarch.actor import Actor, current_rank, endpoint
+
+from forge_host.config.schema import ServiceConfig
+
+if TYPE_CHECKING:
+    from forge_host.runtime.handle import ActorHandle
+    from forge_host.runtime.service import Service
+
+
+class ForgeActor(Actor):
+    """Base of every role. Class attributes are the defaults that `options` overrides."""
+
+    procs: int = 1
+    hosts: int | None = None
+    with_gpus: bool | None = False
+    num_replicas: int = 1
+    mesh_name: str | None = None
+    colocate_with: str | None = None
+
+    @endpoint
+    async def setup(self) -> None:
+        """Prepare this process: load a model, open a transport. Called once, before anything else."""
+
+    @endpoint
+    async def health(self) -> int:
+        """Answer with this process's rank; a replica that does not answer in time is replaced."""
+        return int(current_rank().rank)
+
+    @staticmethod
+    def environment(config: Any, context: Any) -> dict[str, str]:
+        """Environment variables the process must have before Python starts."""
+        return {}
+
+    @classmethod
+    def options(cls, **options: Any) -> Launch:
+        """Choose processes: procs, hosts, with_gpus, num_replicas, mesh_name, colocate_with, max_restarts, ..."""
+        defaults = {
+            name: getattr(cls, name)
+            for name in ("procs", "hosts", "with_gpus", "num_replicas", "mesh_name", "colocate_with")
+        }
+        return Launch(cls, ServiceConfig(**{**defaults, **options}))
+
+    @classmethod
+    async def as_actor(cls, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Start one replica with the class's own options and return its handle, set up."""
+        return await cls.options().as_actor(*args, **kwargs)
+
+    @classmethod
+    async def as_service(cls, *args: Any, **kwargs: Any) -> Service:
+        """Start `num_replicas` replicas behind one service, set up."""
+        return await cls.options().as_service(*args, **kwargs)
+
+    @classmethod
+    async def launch(cls, *args: Any, **kwargs: Any) -> ActorHandle:
+        """torchforge's name of `as_actor`."""
+        return await cls.as_actor(*args, **kwargs)
+
+    @classmethod
+    async def shutdown(cls, handle: ActorHandle | Service) -> None:
+        """Stop an actor or service and its processes."""
+        await handle.shutdown()
+
+
+@attrs.frozen
+class Launch:
+    """An actor class with its options; `as_actor(...)` and `as_service(...)` take the constructor's arguments."""
+
+    cls: type[ForgeActor]
+    config: ServiceConfig
+
+    async def as_actor(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        from forge_host.runtime.session import current_session
+
+        return await current_session().start_actor(self.cls, self.config, args, kwargs)
+
+    async def as_service(self, *args: Any, **kwargs: Any) -> Service:
+        from forge_host.runtime.session import current_session
+
+        return await current_session().start_service(self.cls, self.config, args, kwargs)
