@@ -1,0 +1,18 @@
+# `make run` trains the quickstart, `make test` checks everything; both install what they need into .venv first.
+PYTHON ?= python3
+VENV := .venv/bin
+
+.PHONY: run test lint setup
+
+run: setup
+	$(VENV)/forge-host run quickstart $(ARGS)
+
+test: lint
+	$(VENV)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: setup
+	$(VENV)/python -m ruff check .
+	$(VENV)/python -m mypy
+
+setup:
+	@$(PYTHON) contrib/install/install.py
