@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import socket
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 from monarch.actor import Actor, current_rank, endpoint
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 class ForgeActor(Actor):
     """Base of every role. Class attributes are the defaults that `options` overrides."""
 
+    #: True when the actor is one process whatever `procs` is, which then counts its devices (vLLM starts its own workers).
+    single_process: ClassVar[bool] = False
+
     procs: int = 1
     hosts: int | None = None
     with_gpus: bool | None = False
@@ -42,9 +47,9 @@ class ForgeActor(Actor):
         """Prepare this process: load a model, open a transport. Called once, before anything else."""
 
     @endpoint
-    async def health(self) -> int:
-        """Answer with this process's rank; a replica that does not answer in time is replaced."""
-        return int(current_rank().rank)
+    async def health(self) -> dict[str, Any]:
+        """This process's rank, pid and host; a replica that does not answer in time is replaced."""
+        return {"rank": int(current_rank().rank), "pid": os.getpid(), "host": socket.gethostname()}
 
     @staticmethod
     def environment(config: Any, context: Any) -> dict[str, str]:

@@ -1,0 +1,125 @@
+"""A running actor: `await handle.method.call_one(...)`, with a deadline and an error that names who failed.
+
+Every wait on a remote process goes through `Call`, so a hang, a death and a remote exception each become one
+sentence that says the role, the call and the seconds waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from monarch.actor import ActorError, ProcMesh
+
+from forge_host.errors import ForgeError, RunError
+from forge_host.runtime.process import last_lines, log_path
+
+if TYPE_CHECKING:
+    from forge_host.runtime.actor import ForgeActor
+
+try:  # not exported; the class of the error that reports a dead process
+    from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+except ImportError as error:  # pragma: no cover - another Monarch
+    raise RunError("this torchmonarch has no SupervisionError", fix="install torchmonarch 0.7") from error
+
+
+class ActorDied(RunError):
+    """A remote process is gone; its call will never be answered."""
+
+
+class DeadlineExceeded(RunError):
+    """A remote call was not answered in time."""
+
+
+class ActorHandle:
+    """The processes of one replica. Attribute access gives its endpoints as `Call`s.
+
+    Args:
+        mesh: name of the process mesh, unique in the run ("generator-0", after a restart "generator-0-r1").
+        procs: number of ranks.
+        call_timeout: default deadline of one call, seconds.
+    """
+
+    def __init__(self, mesh: str, actor: ForgeActor, proc_mesh: ProcMesh, procs: int, call_timeout: float, log_dir: str | None):  # fmt: skip
+        self.mesh, self.procs, self.call_timeout, self.log_dir = mesh, procs, call_timeout, log_dir
+        self.dead: str | None = None
+        self.pids: list[int] = []
+        self._actor, self._proc_mesh = actor, proc_mesh
+
+    def __getattr__(self, name: str) -> Call:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        call = Call(self, name, getattr(self._actor, name))
+        self.__dict__[name] = call
+        return call
+
+    async def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Stop the processes; those that outlive the deadline on this host are killed."""
+        try:
+            await asyncio.wait_for(_plain(self._proc_mesh.stop()), timeout_s)
+        except (TimeoutError, Exception) as error:  # noqa: BLE001 - a dead mesh cannot be stopped; what counts is below
+            self.dead = self.dead or f"stop failed: {error}"
+        await asyncio.get_running_loop().run_in_executor(None, _reap, self.pids)
+
+    def last_lines(self, rank: int = 0) -> str:
+        """The end of a rank's log, indented, or an empty string."""
+        text = last_lines(log_path(self.log_dir, self.mesh, rank)) if self.log_dir else ""
+        return "".join(f"\n    {line}" for line in text.splitlines())
+
+
+class Call:
+    """One endpoint of an actor; `call` gives every rank's answer in rank order, `call_one` the only rank's."""
+
+    __slots__ = ("_endpoint", "_handle", "_name")
+
+    def __init__(self, handle: ActorHandle, name: str, endpoint: Any) -> None:
+        self._handle, self._name, self._endpoint = handle, name, endpoint
+
+    async def call(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
+        mesh = await self._wait(self._endpoint.call(*args, **kwargs), timeout_s)
+        return list(mesh.values())
+
+    async def call_one(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        if self._handle.procs > 1:
+            return (await self.call(*args, timeout_s=timeout_s, **kwargs))[0]
+        return await self._wait(self._endpoint.call_one(*args, **kwargs), timeout_s)
+
+    async def _wait(self, future: Any, timeout_s: float | None) -> Any:
+        handle, seconds = self._handle, timeout_s or self._handle.call_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                return await future
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{handle.mesh} did not answer `{self._name}` within {seconds:g} s",
+                fix=f"see {log_path(handle.log_dir or '.', handle.mesh, 0)}",
+            ) from None
+        except SupervisionError as error:
+            handle.dead = _reason(str(error))
+            raise ActorDied(
+                f"{handle.mesh} died during `{self._name}` ({handle.dead}){handle.last_lines()}"
+            ) from error
+        except ActorError as error:
+            cause = error.exception
+            if isinstance(cause, ForgeError):
+                raise cause from error
+            raise RunError(
+                f"{handle.mesh}: `{self._name}` failed: {type(cause).__name__}: {cause}{handle.last_lines()}"
+            ) from error
+
+
+async def _plain(future: Any) -> Any:
+    return await future
+
+
+def _reason(text: str) -> str:
+    return text.strip().splitlines()[-1].rpartition("failed: ")[2].strip() or "no reason given"
+
+
+def _reap(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, 9)
+        except ProcessLookupError:
+            continue

@@ -1,0 +1,74 @@
+"""What happens first in every remote process: its output goes to a log file, and it dies with its parent.
+
+`prepare` is handed to Monarch as the bootstrap callable, so it must pickle by reference and stay light.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+PR_SET_PDEATHSIG = 1
+
+
+def bootstrap(log_dir: str | None, mesh: str) -> Callable[[], None]:
+    """The callable that `prepare`s each process of a mesh."""
+    return functools.partial(prepare, log_dir, mesh)
+
+
+def prepare(log_dir: str | None, mesh: str) -> None:
+    """Redirect stdout and stderr (native code's too) to `log_dir/mesh.RANK.log`, and follow the parent into death."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    # SIGKILL, not SIGTERM: a rank inside a hung collective ignores SIGTERM, and an orphan would keep the device.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if log_dir is None:
+        return
+    os.makedirs(log_dir, exist_ok=True)
+    path = log_path(log_dir, mesh, int(os.environ.get("RANK", "0")))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def log_path(log_dir: str, mesh: str, rank: int) -> str:
+    """Where the output of one rank of a mesh goes."""
+    return os.path.join(log_dir, f"{mesh}.{rank}.log")
+
+
+def last_lines(path: str, count: int = 5, max_bytes: int = 4096) -> str:
+    """The end of a dead process's log, for the error that reports its death; empty when there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - max_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join([line for line in lines if line.strip()][-count:])
+
+
+def free_port() -> int:
+    """A TCP port on loopback that was free a moment ago, for a process group's rendezvous."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def rank_environment(rank: int, procs: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torch.distributed reads, plus a role's own."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(procs),
+        "LOCAL_WORLD_SIZE": str(procs),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **extra,
+    }

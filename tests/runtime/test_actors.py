@@ -1,0 +1,140 @@
+"""Real Monarch processes: start, call, die, restart, stop."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from monarch.actor import concurrent_endpoint, endpoint
+
+from forge_host.config.schema import MonarchConfig, ServiceConfig
+from forge_host.errors import RunError, UsageError
+from forge_host.runtime.actor import ForgeActor
+from forge_host.runtime.handle import ActorDied, DeadlineExceeded
+from forge_host.runtime.session import Session
+
+
+class Echo(ForgeActor):
+    def __init__(self, greeting: str = "hi") -> None:
+        self.greeting = greeting
+        self.ready = False
+
+    @endpoint
+    async def setup(self) -> None:
+        if self.greeting == "refuse":
+            raise UsageError("no such greeting", where="Echo", fix="say hi")
+        print("set up", flush=True)
+        self.ready = True
+
+    @concurrent_endpoint
+    async def say(self, word: str) -> tuple[str, int, bool]:
+        return f"{self.greeting} {word}", os.getpid(), self.ready
+
+    @concurrent_endpoint
+    async def wait(self, seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return seconds
+
+    @concurrent_endpoint
+    async def fail(self) -> None:
+        raise KeyError("lost")
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def gone(pids: list[int], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)):
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+async def test_actor_answers_logs_and_leaves_no_process(tmp_path) -> None:
+    async with Session(log_dir=str(tmp_path)) as session:
+        handle = await Echo.options(procs=2).as_actor("hello")
+        answers = await handle.say.call("you")
+        assert [a[0] for a in answers] == ["hello you"] * 2 and all(a[2] for a in answers)
+        pids = [a[1] for a in answers]
+        assert sorted(pids) == sorted(handle.pids) and all(map(alive, pids))
+        assert session is not None
+    assert await gone(pids)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["echo-0.0.log", "echo-0.1.log"]
+    assert "set up" in (tmp_path / "echo-0.0.log").read_text()
+
+
+async def test_errors_name_role_and_call(tmp_path) -> None:
+    async with Session(log_dir=str(tmp_path)):
+        handle = await Echo.as_actor()
+        with pytest.raises(RunError, match=r"echo-0: `fail` failed: KeyError: 'lost'"):
+            await handle.fail.call_one()
+        with pytest.raises(DeadlineExceeded, match=r"echo-0 did not answer `wait` within 0.2 s"):
+            await handle.wait.call_one(30, timeout_s=0.2)
+        with pytest.raises(UsageError, match="Echo: no such greeting; say hi"):
+            await Echo.as_actor("refuse")
+        assert (await handle.say.call_one("again"))[0] == "hi again"
+
+
+async def test_death_is_named_with_the_last_log_lines(tmp_path) -> None:
+    async with Session(log_dir=str(tmp_path)):
+        handle = await Echo.as_actor()
+        waiting = asyncio.create_task(handle.wait.call_one(60))
+        await asyncio.sleep(0.3)
+        os.kill(handle.pids[0], signal.SIGKILL)
+        with pytest.raises(ActorDied, match=r"(?s)echo-0 died during `wait` \(Killed\(sig=9\)\).*set up"):
+            await waiting
+
+
+async def test_service_reroutes_and_restarts(tmp_path) -> None:
+    async with Session(log_dir=str(tmp_path), monarch=MonarchConfig(shutdown_timeout=5)):
+        service = await Echo.options(num_replicas=2, max_restarts=2).as_service()
+        seen: list[str] = []
+
+        async def refreshed(handle) -> None:
+            seen.append(handle.mesh)
+
+        service.on_restart = refreshed
+        victims = [r.handle.pids[0] for r in service.replicas]
+        waits = [asyncio.create_task(service.wait.route(0.5)) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        os.kill(victims[0], signal.SIGKILL)
+        assert await asyncio.gather(*waits) == [0.5] * 6
+        answers = await service.say.fanout("x")
+        assert len(answers) in (1, 2)
+        for _ in range(200):
+            if service.get_metrics()["healthy_replicas"] == 2:
+                break
+            await asyncio.sleep(0.1)
+        assert service.get_metrics()["restarts"] == 1 and seen == ["echo-0-r1"]
+        assert {a[1] for a in await service.say.fanout("x")}.isdisjoint({victims[0]})
+        async with service.session() as one:
+            assert len({(await one.say.route("x"))[1] for _ in range(3)}) == 1
+        await service.shutdown()
+        with pytest.raises(RunError):
+            await service.say.route("x")
+
+
+async def test_service_bounds_what_is_in_flight() -> None:
+    async with Session():
+        service = await Echo.options(max_concurrent_requests=2).as_service()
+        began = time.monotonic()
+        tasks = [asyncio.create_task(service.wait.route(0.3)) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        metrics = service.get_metrics()
+        assert metrics["in_flight"] == 2 and metrics["waiting"] == 4
+        await asyncio.gather(*tasks)
+        assert time.monotonic() - began >= 0.85
+        assert await service.health_check() == {0: True}
+
+
+def test_options_are_the_seeds() -> None:
+    launch = Echo.options(procs=3, hosts=1, with_gpus=True, num_replicas=2, mesh_name="m")
+    assert launch.config == ServiceConfig(procs=3, hosts=1, with_gpus=True, num_replicas=2, mesh_name="m")
