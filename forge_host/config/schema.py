@@ -23,6 +23,7 @@ class DatasetConfig:
 
     path: str = field(default="arithmetic", help="dataset component, .jsonl file, folder or hub name")
     system: str | None = field(default=None, help="system message put before every prompt")
+    chat: bool = field(default=True, help="wrap a plain-text prompt as a user message of the chat template; false feeds it as is")  # fmt: skip
     max_prompt_tokens: int | None = field(default=None, help="longer prompts are left out and counted", unit="tokens")
     extra: Mapping[str, Any] = field(factory=dict, help="fields of the chosen dataset component")
 
@@ -33,6 +34,7 @@ class TrainingConfig:
 
     batch_size: int = field(default=8, help="prompts per optimizer step; each gives n_samples responses", validator=ge(1))
     gradient_accumulation_steps: int = field(default=1, help="micro-batches a step is split into; changes memory, not gradients", validator=ge(1))  # fmt: skip
+    micro_batch_tokens: int = field(default=16384, help="most tokens of one packed micro-batch; more micro-batches are made to keep it", unit="tokens", validator=ge(1))  # fmt: skip
     max_steps: int = field(default=100, help="optimizer steps", validator=ge(1))
     seq_len: int = field(default=2048, help="longest prompt + response; also the packing budget of a row", unit="tokens", validator=ge(2))  # fmt: skip
     dtype: str = field(default="bfloat16", help="compute dtype of the forward and backward pass", validator=in_(DTYPES))
@@ -46,7 +48,7 @@ class TrainingConfig:
     max_grad_norm: float | None = field(default=1.0, help="global gradient norm is clipped to this; null is off", validator=optional(gt(0)))  # fmt: skip
     gradient_checkpointing: bool = field(default=False, help="recompute activations in the backward pass")
     compile: bool = field(default=False, help="torch.compile the model")
-    entropy_coef: float = field(default=0.0, help="entropy bonus; overrides the algorithm's when not 0")
+    entropy_coef: float = field(default=0.0, help="entropy bonus; replaces the algorithm's when given", validator=ge(0))
     sync_interval: int = field(default=1, help="publish weights every so many steps", unit="steps", validator=ge(1))
     max_policy_age: int = field(default=0, help="oldest weights a trained token may come from; 0 is synchronous", unit="steps", validator=ge(0))  # fmt: skip
     off_by_n: int | None = field(default=None, help="torchforge's name of max_policy_age", validator=optional(ge(0)))
@@ -131,7 +133,7 @@ class RunConfig:
     correction: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's importance correction")
     sampling: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's sampling parameters")
     dataset: DatasetConfig = field(factory=DatasetConfig, help="prompts")
-    rewards: tuple[tuple[Use, float], ...] = field(default=(), help="reward components with their weights")
+    rewards: tuple[tuple[Use, float], ...] = field(default=((Use("math"), 1.0), (Use("thinking"), 1.0)), help="reward components with their weights; torchforge's two unless given")  # fmt: skip
     reward: RewardConfig = field(factory=RewardConfig, help="reward composition")
     training: TrainingConfig = field(factory=TrainingConfig, help="optimizer and loop")
     generator: RoleConfig = field(factory=lambda: RoleConfig(use="vllm"), help="generator component")
@@ -146,3 +148,5 @@ class RunConfig:
     run_dir: str = field(default="runs", help="folder that run directories are made in")
     name: str = field(default="", help="name of the run; empty takes the config file's")
     plugins: tuple[str, ...] | None = field(default=None, help="plugins to load; null loads every installed one")
+    no_plugins: tuple[str, ...] = field(default=(), help="plugins that are not imported")
+    plugin_files: tuple[str, ...] = field(default=(), help="one-file plugins to load")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from forge_host.config.schema import RunConfig
 from forge_host.types import Use
+
+if TYPE_CHECKING:
+    from forge_host.plugins import PluginHost
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +27,7 @@ class RoleContext:
         run_dir: absolute path of the run directory.
         procs: ranks of one replica (each rank reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
         device: "cuda" or "cpu", as placed.
+        lock: the run's `PluginLock`; `host()` rebuilds the same plugins from it and refuses others.
     """
 
     role: str
@@ -35,3 +39,14 @@ class RoleContext:
     run_dir: str
     procs: int = 1
     device: str = "cpu"
+    lock: Any = None
+
+    def host(self) -> PluginHost:
+        """The run's plugins, loaded in this process.
+
+        Raises:
+            PluginError: this host has another version or content of one of them.
+        """
+        from forge_host.plugins import PluginHost
+
+        return PluginHost.from_lock(self.lock)
