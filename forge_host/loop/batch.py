@@ -1,0 +1,141 @@
+"""Scored groups to the trainer's packed micro-batches; no padding token goes through the model.
+
+`make_batches(rows, num_bins)` gives `inputs` and `targets`, one dict a data-parallel rank and micro-batch (rank r of D
+takes r, r + D, ...). In each: row b holds `prompt_lengths[b] + lengths[b]` consecutive tokens of the packed sequence;
+response tensors are [B, T], padded on the right, True in `padding_mask` where a token counts.
+
+    inputs[i]:  tokens, positions, sequence_ids                        int64 [1, L]
+    targets[i]: response int64 [B, T]; padding_mask bool [B, T]; generator_logprobs, advantages, ref_logprobs float32 [B, T];
+                prompt_lengths, lengths, group_ids int64 [B]; rewards float32 [B]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from forge_host.errors import UsageError
+from forge_host.types import Completion, Group
+
+
+@attrs.define(eq=False)
+class Row:
+    """One response to train on. `advantage` is a number or [T]; `mask` False keeps the row's tokens out of the loss."""
+
+    completion: Completion
+    group_id: int
+    reward: float
+    advantage: torch.Tensor | float = 0.0
+    ref_logprobs: torch.Tensor | None = None
+    counts: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion.prompt_ids) + len(self.completion.token_ids)
+
+
+def rows_of(groups: Sequence[Group], *, mask_truncated: bool = False) -> list[Row]:
+    """The trainable episodes of the groups: graded and not empty. `mask_truncated` keeps cut-off responses out of the loss."""
+    return [
+        Row(
+            completion=episode.completion,
+            group_id=index,
+            reward=float(episode.reward),
+            counts=not (mask_truncated and episode.completion.finish_reason == "length"),
+        )
+        for index, group in enumerate(groups)
+        for episode in group.episodes
+        if episode.reward is not None and len(episode.completion.token_ids) > 0
+    ]
+
+
+def num_bins(rows: Sequence[Row], *, data_parallel: int, accumulation: int, micro_batch_tokens: int) -> int:
+    """How many micro-batches over all ranks: a multiple of `data_parallel`, each at most `micro_batch_tokens` long if it can be.
+
+    Raises:
+        UsageError: fewer rows than micro-batches, so some rank would have nothing to do.
+    """
+    total = sum(row.num_tokens for row in rows)
+    per_rank = max(accumulation, math.ceil(total / (data_parallel * micro_batch_tokens)))
+    bins = data_parallel * per_rank
+    if len(rows) < bins:
+        raise UsageError(
+            f"{len(rows)} responses cannot fill {bins} micro-batches "
+            f"({data_parallel} data-parallel ranks x {per_rank} micro-batches)",
+            fix="lower training.gradient_accumulation_steps or raise training.batch_size",
+        )
+    return bins
+
+
+def balance(rows: Sequence[Row], bins: int) -> list[list[Row]]:
+    """Longest first into the bin with the fewest tokens; deterministic, and every bin gets at least one row."""
+    loads = [0] * bins
+    filled: list[list[Row]] = [[] for _ in range(bins)]
+    for row in sorted(rows, key=lambda r: -r.num_tokens):
+        index = loads.index(min(loads))
+        filled[index].append(row)
+        loads[index] += row.num_tokens
+    return filled
+
+
+def make_batches(rows: Sequence[Row], bins: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Pack the rows into `bins` micro-batches. See the module for the fields."""
+    packed = [(pack(part), targets(part)) for part in balance(rows, bins)]
+    return [p[0] for p in packed], [p[1] for p in packed]
+
+
+def pack(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    """Concatenate the rows' prompts and responses; positions restart at 0 in every row."""
+    tokens, positions, ids = [], [], []
+    for index, row in enumerate(rows):
+        sequence = [*row.completion.prompt_ids, *row.completion.token_ids]
+        tokens += sequence
+        positions += range(len(sequence))
+        ids += [index] * len(sequence)
+    return {
+        "tokens": torch.tensor([tokens]),
+        "positions": torch.tensor([positions]),
+        "sequence_ids": torch.tensor([ids]),
+    }
+
+
+def targets(rows: Sequence[Row]) -> dict[str, torch.Tensor | None]:
+    """The response-aligned tensors of some rows, padded to the longest response."""
+    width = max(len(row.completion.token_ids) for row in rows)
+    lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
+    counts = torch.tensor([row.counts for row in rows])
+    mask = (torch.arange(width) < lengths[:, None]) & counts[:, None]
+    refs = [row.ref_logprobs for row in rows]
+    return {
+        "response": _pad([torch.tensor(row.completion.token_ids) for row in rows], width, torch.int64),
+        "padding_mask": mask,
+        "generator_logprobs": _pad([torch.tensor(row.completion.logprobs) for row in rows], width, torch.float32),
+        "advantages": _pad([_spread(row) for row in rows], width, torch.float32),
+        "ref_logprobs": None if any(r is None for r in refs) else _pad(refs, width, torch.float32),
+        "prompt_lengths": torch.tensor([len(row.completion.prompt_ids) for row in rows]),
+        "lengths": lengths,
+        "group_ids": torch.tensor([row.group_id for row in rows]),
+        "rewards": torch.tensor([row.reward for row in rows], dtype=torch.float32),
+    }
+
+
+def _spread(row: Row) -> torch.Tensor:
+    num_tokens = len(row.completion.token_ids)
+    value = torch.as_tensor(row.advantage, dtype=torch.float32)
+    return value.expand(num_tokens) if value.dim() == 0 else value[:num_tokens]
+
+
+def _pad(rows: Sequence[Any], width: int, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.zeros(len(rows), width, dtype=dtype)
+    for target, row in zip(out, rows, strict=True):
+        target[: len(row)] = row
+    return out
+
+
+def unpad(tensor: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
+    """[B, T] back to one [length] tensor a row."""
+    return [row[:n].clone() for row, n in zip(tensor, lengths.tolist(), strict=True)]

@@ -1,0 +1,113 @@
+"""Packing keeps every token and nothing else; the buffer keeps the staleness bound."""
+
+import asyncio
+import random
+
+import pytest
+import torch
+
+from forge_host.errors import RunError, UsageError
+from forge_host.loop.batch import Row, balance, make_batches, num_bins, rows_of, unpad
+from forge_host.loop.buffer import Buffer
+from forge_host.types import Completion, Episode, Group, Prompt
+
+
+def completion(prompt: int, response: int, start: int = 0, reason: str = "stop") -> Completion:
+    return Completion(
+        text="", prompt_ids=list(range(100, 100 + prompt)), token_ids=list(range(start, start + response)),
+        logprobs=[-0.5 * i for i in range(response)], policy_versions=[0] * response, finish_reason=reason,
+    )  # fmt: skip
+
+
+def group(*rewards: float | None, length: int = 3) -> Group:
+    prompt = Prompt(id="p", text="x")
+    episodes = tuple(
+        Episode(id=f"p/{i}", prompt=prompt, completion=completion(2, length + i), reward=r) for i, r in enumerate(rewards)
+    )
+    return Group(id="p", prompt=prompt, episodes=episodes)
+
+
+def test_packed_batches_hold_each_token_once() -> None:
+    rows = [Row(completion(3, n, start=10 * n), group_id=n, reward=float(n), advantage=float(n)) for n in (4, 1, 7, 2, 5)]
+    inputs, targets = make_batches(rows, 2)
+    assert sum(i["tokens"].numel() for i in inputs) == sum(r.num_tokens for r in rows)
+    seen = {}
+    for given, target in zip(inputs, targets, strict=True):
+        start = 0
+        for b in range(len(target["lengths"])):
+            p, n = int(target["prompt_lengths"][b]), int(target["lengths"][b])
+            span = slice(start, start + p + n)
+            assert given["positions"][0, span].tolist() == list(range(p + n))
+            assert given["sequence_ids"][0, span].unique().tolist() == [b]
+            assert given["tokens"][0, start + p : start + p + n].tolist() == target["response"][b, :n].tolist()
+            assert target["padding_mask"][b].sum() == n and not target["padding_mask"][b, n:].any()
+            assert target["advantages"][b, :n].eq(n).all() and target["ref_logprobs"] is None
+            assert unpad(target["generator_logprobs"], target["lengths"])[b].tolist() == [-0.5 * i for i in range(n)]
+            seen[n] = float(target["rewards"][b])
+            start += p + n
+    assert seen == {n: float(n) for n in (4, 1, 7, 2, 5)}
+
+
+def test_balance_uses_every_bin() -> None:
+    rows = [Row(completion(1, 50), 0, 0.0)] + [Row(completion(1, 2), 0, 0.0) for _ in range(3)]
+    assert sorted(len(b) for b in balance(rows, 4)) == [1, 1, 1, 1]
+    assert sorted(sum(r.num_tokens for r in b) for b in balance(rows, 2)) == [9, 51]
+
+
+def test_bins_follow_memory_and_ranks() -> None:
+    rows = [Row(completion(1, 9), 0, 0.0) for _ in range(8)]
+    assert num_bins(rows, data_parallel=1, accumulation=1, micro_batch_tokens=1000) == 1
+    assert num_bins(rows, data_parallel=2, accumulation=2, micro_batch_tokens=1000) == 4
+    assert num_bins(rows, data_parallel=1, accumulation=1, micro_batch_tokens=30) == 3
+    with pytest.raises(UsageError, match="8 responses cannot fill 16 micro-batches"):
+        num_bins(rows, data_parallel=4, accumulation=4, micro_batch_tokens=1000)
+
+
+def test_ungraded_empty_and_truncated_rows() -> None:
+    rows = rows_of([group(1.0, None, 0.0), group(0.5, length=0)])
+    assert [(r.group_id, r.reward) for r in rows] == [(0, 1.0), (0, 0.0)]
+    cut = Group(
+        id="q", prompt=Prompt(id="q", text="x"),
+        episodes=(Episode(id="q/0", prompt=Prompt(id="q", text="x"), completion=completion(1, 4, reason="length"), reward=1.0),),
+    )  # fmt: skip
+    (row,) = rows_of([cut], mask_truncated=True)
+    _, (target,) = make_batches([row], 1)
+    assert not target["padding_mask"].any() and target["lengths"].tolist() == [4]
+
+
+@pytest.mark.parametrize("age", [0, 1, 3])
+@pytest.mark.parametrize("sync_interval", [1, 3])
+async def test_no_group_is_trained_too_old(age: int, sync_interval: int) -> None:
+    rng, batch = random.Random(age), 4
+    buffer = Buffer(groups_per_version=batch * sync_interval, max_policy_age=age, starve_after=10**9)
+    worst, most = 0, 0
+
+    async def roll(ticket) -> None:
+        for _ in range(rng.choice([1, 1, 2, 40])):
+            await asyncio.sleep(0)
+        kept = rng.random() > 0.3
+        label = Group(id=str(ticket.version), prompt=Prompt(id="p", text="x"), episodes=())
+        await buffer.finish(ticket, label if kept else None, "zero variance")
+
+    async def produce() -> None:
+        while True:
+            asyncio.get_running_loop().create_task(roll(await buffer.admit()))
+
+    producer = asyncio.create_task(produce())
+    for step in range(60):
+        groups = await buffer.take(batch)
+        worst = max(worst, *(buffer.version - int(g.id) for g in groups))
+        most = max(most, buffer.in_flight + buffer.ready)
+        if (step + 1) % sync_interval == 0:
+            await buffer.publish(buffer.version + 1)
+    producer.cancel()
+    assert worst == age, "the bound is kept, and reached"
+    assert most <= (age + 1) * batch * sync_interval and buffer.rejected["zero variance"] > 10
+
+
+async def test_starvation_is_an_error_with_the_reason() -> None:
+    buffer = Buffer(groups_per_version=2, max_policy_age=0, starve_after=5)
+    for _ in range(5):
+        await buffer.finish(await buffer.admit(), None, "all rewards equal")
+    with pytest.raises(RunError, match=r"starved: the last 5 groups were all rejected \(all rewards equal: 5\)"):
+        await buffer.take(2)
