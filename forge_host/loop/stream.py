@@ -76,7 +76,7 @@ class PromptStream(Iterator[Prompt]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. UsageError if data, seed or shuffle differ: the rest would be another one."""
+        """Goes on where `state` was taken. UsageError if data, seed or shuffle differ from then."""
         here = self.state_dict()
         for key, name in (("fingerprint", "the data"), ("seed", "the seed"), ("shuffle", "shuffle")):
             if state[key] != here[key]:
@@ -90,14 +90,15 @@ class PromptStream(Iterator[Prompt]):
     def _order(self, epoch: int, skip: int) -> Iterator[Prompt]:
         """The epoch's prompts from position `skip` on."""
         rng = random.Random(f"{self.seed}:{epoch}")
-        if hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__"):
-            order = array("L", range(len(self.dataset)))
+        sized: Any = self.dataset
+        if hasattr(sized, "__len__") and hasattr(sized, "__getitem__"):
+            order = array("I", range(len(sized)))
             if self.shuffle:
                 rng.shuffle(order)
-            return (self.dataset[index] for index in order[skip:])
+            return (sized[index] for index in order[skip:])
         prompts = _buffered(self.dataset, rng) if self.shuffle else iter(self.dataset)
         for _ in range(skip):
-            next(prompts)
+            next(prompts, None)
         return prompts
 
 

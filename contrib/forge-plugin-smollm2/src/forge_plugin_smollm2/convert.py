@@ -1,7 +1,7 @@
 """GGUF of a Llama-shaped model to a Hugging Face folder, with numpy only (no torch, no transformers).
 
-Why not `transformers.from_pretrained(gguf_file=...)`: it builds the model in torch to save it again, which takes ten times the
-memory, and its output changes with the transformers release; here the folder depends on the GGUF file alone.
+Why not `transformers.from_pretrained(gguf_file=...)`: it builds the model in torch only to save it again, and its
+output changes with the transformers release; here the folder depends on the GGUF file alone.
 
     convert(Path("SmolLM2-135M-Instruct.Q4_1.gguf"), Path("folder"))
 """
@@ -33,7 +33,7 @@ CONTROL_TOKEN = 3  # llama.cpp's token type of special tokens
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Writes config.json, generation_config.json, model.safetensors (bfloat16), tokenizer.json, tokenizer_config.json."""
+    """Writes the configuration, the tokenizer and model.safetensors (bfloat16). PluginError if the file is not fit."""
     try:
         reader = gguf.GGUFReader(str(source))
     except (OSError, ValueError) as error:
@@ -51,8 +51,8 @@ def convert(source: Path, folder: Path) -> None:
     for tensor in reader.tensors:
         name, array = hf_name(tensor.name), gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if ".attn_q." in tensor.name or ".attn_k." in tensor.name:
-            heads = values["llama.attention.head_count" if ".attn_q." in tensor.name else "llama.attention.head_count_kv"]
-            array = unpermute(array, heads)
+            key = "head_count" if ".attn_q." in tensor.name else "head_count_kv"
+            array = unpermute(array, values[f"llama.attention.{key}"])
         tensors[name] = to_bfloat16(array)
     write_safetensors(folder / "model.safetensors", tensors)
 

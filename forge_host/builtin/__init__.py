@@ -1,0 +1,52 @@
+"""The host's own components, declared as plugin `builtin` through the same hooks as anybody's.
+
+Why: the defaults get no private door, so whatever they can do a third party can do. Light; the targets import late.
+
+    forge-host plugins show builtin
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from forge_host.api import ComponentSpec, HostInfo, hookimpl
+
+FORGE_API = "1.0"
+
+
+@hookimpl
+def forge_datasets(host: HostInfo) -> Iterable[ComponentSpec]:
+    return [
+        ComponentSpec(
+            "arithmetic", "forge_host.builtin.arithmetic:Arithmetic", "generated sums, differences and products"
+        ),
+        ComponentSpec(
+            "jsonl", "forge_host.builtin.jsonl:JsonLines", "a .jsonl file of prompts, read line by line from disk"
+        ),
+    ]
+
+
+@hookimpl
+def forge_trackers(host: HostInfo) -> Iterable[ComponentSpec]:
+    return [
+        ComponentSpec("console", "forge_host.builtin.trackers:Console", "one line a step in the terminal"),
+        ComponentSpec("jsonl", "forge_host.builtin.trackers:JsonLines", "metrics.jsonl in the run directory"),
+    ]
+
+
+# Each of these hooks lists what exists; add a line beside the component.
+
+
+@hookimpl
+def forge_samplers(host: HostInfo) -> Iterable[ComponentSpec]:
+    return []
+
+
+@hookimpl
+def forge_transports(host: HostInfo) -> Iterable[ComponentSpec]:
+    return []
+
+
+@hookimpl
+def forge_launchers(host: HostInfo) -> Iterable[ComponentSpec]:
+    return []
