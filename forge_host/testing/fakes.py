@@ -135,6 +135,8 @@ def policy_gradient(logprobs: torch.Tensor, generator_logprobs: torch.Tensor, ad
 class FakeTrainer:
     """Trains the table by plain gradient descent; the loss is averaged over all tokens of the step.
 
+    Takes the host's packed batches and plain ones, `tokens` [B, P + T] with the response in the last T places.
+
     Args:
         loss: any loss of `forge_host.api.Loss` that returns per-token values [B, T]; it gets what its signature names.
         learning_rate: step size on the logits.
@@ -191,30 +193,26 @@ class FakeTrainer:
 
     def _response_logprobs(self, batch: Mapping[str, Any], target: Mapping[str, Any]) -> torch.Tensor:
         response = target["response"]
-        previous = batch["tokens"][:, -response.shape[1] - 1 : -1]
+        if "sequence_ids" in batch:
+            previous = batch["tokens"][0][_packed_places(target)]
+        else:
+            previous = batch["tokens"][:, -response.shape[1] - 1 : -1]
         return table_logprobs(self.weight, previous).gather(-1, response[..., None])[..., 0]
 
 
+def _packed_places(target: Mapping[str, Any]) -> torch.Tensor:
+    """Where in a packed sequence the token before each response token stands; 0 in padding. [B, T] int64"""
+    prompts, lengths = target["prompt_lengths"], target["lengths"]
+    starts = torch.cumsum(prompts + lengths, 0) - lengths
+    steps = torch.arange(target["response"].shape[1])
+    return torch.where(steps < lengths[:, None], starts[:, None] + steps - 1, 0)
+
+
 def fake_batch(
-    completions: Sequence[Completion], advantages: torch.Tensor
-) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    """One micro-batch in the trainer's form: prompts padded left, responses right, advantages [B] per row."""
-    num_prompt = max(len(c.prompt_ids) for c in completions)
-    num_response = max(len(c.token_ids) for c in completions)
+    completions: Sequence[Completion], advantages: torch.Tensor, num_batches: int = 1
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The host's packed micro-batches (`forge_host.loop.batch`) of some completions with advantages [B]."""
+    from forge_host.loop.batch import Row, make_batches
 
-    def padded(rows: Sequence[Sequence[float]], width: int, dtype: torch.dtype, left: bool = False) -> torch.Tensor:
-        out = torch.zeros(len(rows), width, dtype=dtype)
-        for i, row in enumerate(rows):
-            out[i, width - len(row) if left else 0 :][: len(row)] = torch.tensor(row, dtype=dtype)
-        return out
-
-    response = padded([c.token_ids for c in completions], num_response, torch.int64)
-    mask = padded([[1] * len(c.token_ids) for c in completions], num_response, torch.bool)
-    prompt = padded([c.prompt_ids for c in completions], num_prompt, torch.int64, left=True)
-    target = {
-        "response": response,
-        "generator_logprobs": padded([c.logprobs for c in completions], num_response, torch.float32),
-        "advantages": torch.where(mask, advantages.float()[:, None], 0.0),
-        "padding_mask": mask,
-    }
-    return [{"tokens": torch.cat([prompt, response], dim=1)}], [target]
+    pairs = zip(completions, advantages.tolist(), strict=True)
+    return make_batches([Row(completion=c, group_id=0, reward=0.0, advantage=a) for c, a in pairs], num_batches)

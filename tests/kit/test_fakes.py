@@ -23,11 +23,14 @@ def test_learns_what_the_reward_asks_for():
     assert generator.policy_version == 30 and torch.equal(generator.weight, trainer.weight.detach())
 
 
-def test_trainer_gives_the_generators_logprobs():
-    completions = FakeGenerator().generate([3], PARAMS)
+def test_trainer_gives_the_generators_logprobs_packed_and_plain():
+    completions = FakeGenerator().generate([3, 4], PARAMS)
     inputs, targets = fake_batch(completions, torch.ones(PARAMS.n))
     (logprobs,) = FakeTrainer().logprobs(inputs, targets)
-    assert torch.equal(logprobs, targets[0]["generator_logprobs"])
+    torch.testing.assert_close(logprobs, targets[0]["generator_logprobs"], rtol=0, atol=0)
+    prompts = torch.tensor([[3, 4]] * PARAMS.n)
+    plain = [{"tokens": torch.cat([prompts, targets[0]["response"]], dim=1)}]
+    assert torch.equal(FakeTrainer().logprobs(plain, targets)[0], logprobs)
 
 
 def test_same_seed_same_tokens_and_versions_are_recorded():
@@ -45,8 +48,7 @@ def test_gradient_does_not_depend_on_micro_batches():
     advantages = torch.linspace(-1, 1, PARAMS.n)
     whole, split = FakeTrainer(), FakeTrainer()
     loss = whole.train_step(*fake_batch(completions, advantages))
-    pieces = [fake_batch(completions[i : i + 8], advantages[i : i + 8]) for i in range(0, PARAMS.n, 8)]
-    split_loss = split.train_step([p[0][0] for p in pieces], [p[1][0] for p in pieces])
+    split_loss = split.train_step(*fake_batch(completions, advantages, num_batches=4))
     assert loss == pytest.approx(split_loss, abs=1e-6)
     torch.testing.assert_close(whole.weight, split.weight)
 
