@@ -62,11 +62,11 @@ def requirement_name(requirement: str) -> str:
     return normalized(match.group(1))
 
 
-def local_projects(repo: str = REPO) -> list[str]:
+def local_projects() -> list[str]:
     """Folders installed editable: the host, every plugin, and the model source of the quickstart."""
-    plugins = sorted(glob.glob(os.path.join(repo, "plugins", "*", "pyproject.toml")))
-    smollm2 = os.path.join(repo, "contrib", "forge-plugin-smollm2", "pyproject.toml")
-    files = [os.path.join(repo, "pyproject.toml"), *plugins, *([smollm2] if os.path.exists(smollm2) else [])]
+    plugins = sorted(glob.glob(os.path.join(REPO, "plugins", "*", "pyproject.toml")))
+    smollm2 = os.path.join(REPO, "contrib", "forge-plugin-smollm2", "pyproject.toml")
+    files = [os.path.join(REPO, "pyproject.toml"), *plugins, *([smollm2] if os.path.exists(smollm2) else [])]
     return [os.path.dirname(path) for path in files]
 
 
@@ -103,12 +103,12 @@ def find_device() -> str:
     return "cuda" if works and count.value > 0 else "cpu"
 
 
-def fingerprint(device: str, repo: str = REPO) -> str:
+def fingerprint(device: str) -> str:
     """Changes when the installation must: another project file, installer, Python, device or place."""
-    digest = hashlib.sha256(f"{device}\0{repo}\0".encode())
-    projects = [os.path.join(folder, "pyproject.toml") for folder in local_projects(repo)]
-    for path in [os.path.abspath(__file__), os.path.join(repo, ".venv", "pyvenv.cfg"), *projects]:
-        digest.update(os.path.relpath(path, repo).encode() + b"\0")
+    digest = hashlib.sha256(f"{device}\0{REPO}\0".encode())
+    projects = [os.path.join(folder, "pyproject.toml") for folder in local_projects()]
+    for path in [os.path.abspath(__file__), os.path.join(VENV, "pyvenv.cfg"), *projects]:
+        digest.update(os.path.relpath(path, REPO).encode() + b"\0")
         if os.path.exists(path):
             with open(path, "rb") as file:
                 digest.update(file.read() + b"\0")
@@ -189,7 +189,7 @@ def install(device: str) -> None:
     else:
         pip("--no-deps", *WITHOUT_REQUIREMENTS[1:])
         requirements.append("vllm" + VLLM)
-    pip(*options, *requirements)
+    pip("--no-warn-conflicts", *options, *requirements)
     step(4, f"forge-host and {len(projects) - 1} plugins")
     pip("--no-deps", "--no-build-isolation", *(argument for folder in projects for argument in ("-e", folder)))
     step(5, "checking that it imports")
