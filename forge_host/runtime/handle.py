@@ -62,6 +62,10 @@ class ActorHandle:
             self.dead = self.dead or f"stop failed: {error}"
         await asyncio.get_running_loop().run_in_executor(None, _reap, self.pids)
 
+    def kill(self) -> None:
+        """SIGKILL to every process that is still there."""
+        _reap(self.pids)
+
     def last_lines(self, rank: int = 0) -> str:
         """The end of a rank's log, indented, or an empty string."""
         text = last_lines(log_path(self.log_dir, self.mesh, rank)) if self.log_dir else ""

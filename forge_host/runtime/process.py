@@ -1,19 +1,15 @@
-"""What happens first in every remote process: its output goes to a log file, and it dies with its parent.
+"""What happens first in every remote process: its output goes to a log file.
 
-`prepare` is handed to Monarch as the bootstrap callable, so it must pickle by reference and stay light.
+(That it dies with its parent is Monarch's own doing.) `prepare` is handed to Monarch as the bootstrap callable, so it must pickle by reference and stay light.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-
-PR_SET_PDEATHSIG = 1
 
 
 def bootstrap(log_dir: str | None, mesh: str) -> Callable[[], None]:
@@ -22,10 +18,7 @@ def bootstrap(log_dir: str | None, mesh: str) -> Callable[[], None]:
 
 
 def prepare(log_dir: str | None, mesh: str) -> None:
-    """Redirect stdout and stderr (native code's too) to `log_dir/mesh.RANK.log`, and follow the parent into death."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    # SIGKILL, not SIGTERM: a rank inside a hung collective ignores SIGTERM, and an orphan would keep the device.
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Redirect stdout and stderr (native code's too) to `log_dir/mesh.RANK.log`."""
     if log_dir is None:
         return
     os.makedirs(log_dir, exist_ok=True)

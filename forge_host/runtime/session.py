@@ -59,6 +59,11 @@ class Session:
         await asyncio.gather(*(h.shutdown(self.monarch.shutdown_timeout) for h in handles))
         await self.launcher.close()
 
+    def kill(self) -> None:
+        """Kill every process of this host at once."""
+        for handle in self._handles:
+            handle.kill()
+
     async def start_actor(
         self,
         cls: type[ForgeActor],

@@ -1,0 +1,177 @@
+"""The loop: data -> rollout -> score -> verdict -> buffer -> train step -> publish -> generators fetch.
+
+With `max_policy_age` 0 each step waits for rollouts of the newest weights (synchronous). Above 0 rollouts run ahead
+within the bound that `forge_host.loop.buffer` keeps, and generators load new weights while the trainer goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import attrs
+import structlog
+
+from forge_host.errors import ForgeError, RunError
+from forge_host.loop.buffer import Buffer, Ticket
+from forge_host.loop.roles import Roles
+from forge_host.loop.rollout import Roller
+from forge_host.loop.rundir import RunDirectory
+from forge_host.loop.step import Stepper, reward_metrics
+from forge_host.loop.tracking import Trackers
+from forge_host.loop.weights import WeightSync
+from forge_host.types import Group, Prompt, RunInfo, StepReport, Verdict
+
+log = structlog.get_logger()
+
+
+class Controller:
+    """Runs the steps of one run over roles that are already up.
+
+    Args:
+        stream: an endless, resumable iterator of prompts.
+        stop: set to end after the step in progress.
+    """
+
+    def __init__(self, *, config: Any, plan: Any, host: Any, roles: Roles, roller: Roller, stepper: Stepper, stream: Any,
+                 directory: RunDirectory, trackers: Trackers, info: RunInfo, stop: asyncio.Event) -> None:  # fmt: skip
+        self.config, self.plan, self.host, self.roles = config, plan, host, roles
+        self.roller, self.stepper, self.stream = roller, stepper, stream
+        self.directory, self.trackers, self.info, self.stop = directory, trackers, info, stop
+        training = config.training
+        self.sync = WeightSync(
+            roles.trainer, roles.generator, verify=training.verify_weight_sync, timeout_s=training.weight_sync_timeout
+        )
+        self.buffer = Buffer(
+            groups_per_version=training.batch_size * training.sync_interval,
+            max_policy_age=training.max_policy_age,
+            starve_after=max(50 * training.batch_size, 200),
+        )
+        self.step = 0
+        self.version = 0
+        self.history: list[StepReport] = []
+        self._rollouts: set[asyncio.Task[None]] = set()
+        self._update: asyncio.Task[float] | None = None
+        self._rejected_before = 0
+
+    async def run(self) -> None:
+        """Train until `max_steps` or `stop`.
+
+        Raises:
+            ForgeError: whatever ended the run; the trainer keeps its last whole step.
+        """
+        producer = asyncio.create_task(self._produce())
+        try:
+            while self.step < self.config.training.max_steps and not self.stop.is_set():
+                await self._one_step()
+        finally:
+            producer.cancel()
+            for task in self._rollouts:
+                task.cancel()
+            await asyncio.gather(producer, *self._rollouts, return_exceptions=True)
+            if self._update is not None:
+                await asyncio.gather(self._update, return_exceptions=True)
+
+    async def _one_step(self) -> None:
+        training = self.config.training
+        began = time.perf_counter()
+        groups = await self.buffer.take(training.batch_size)
+        waited = time.perf_counter() - began
+        metrics = await self.stepper(groups, self.version)
+        self.step += 1
+        publish_s = update_s = 0.0
+        if self.step % training.sync_interval == 0:
+            update_s = await self._updated()  # the update before must be over: a transport keeps two versions
+            publish_s = await self.sync.publish(self.version + 1)
+            self.version += 1
+            self._update = asyncio.create_task(self._spread(self.version))
+            if training.max_policy_age == 0:
+                update_s += await self._updated()
+            self.host.hooks.forge_weights_published(run=self.info, version=self.version, seconds=publish_s + update_s)
+        step_s = time.perf_counter() - began
+        spans = self.roller.spans.read()
+        rejected, self._rejected_before = self.buffer.rejected.total() - self._rejected_before, self.buffer.rejected.total()
+        metrics |= reward_metrics(groups)
+        self._check_reward_errors(groups, metrics["reward/error_rate"])
+        metrics |= {
+            "time/step_s": step_s,
+            "time/generate_s": waited,
+            "time/reward_s": spans.reward,
+            "time/sync_s": publish_s + update_s,
+            "time/host_s": step_s - waited - publish_s - update_s - metrics["time/train_s"] - metrics.get("time/ref_s", 0.0),
+            "tokens/generated": float(spans.tokens),
+            "tokens/per_s": spans.tokens / step_s,
+            "buffer/ready": float(self.buffer.ready),
+            "buffer/rejected": float(rejected),
+            "sync/verified": float(self.sync.verified),
+        }
+        report = StepReport(step=self.step, policy_version=self.version, time=time.time(), metrics=metrics)
+        self.history.append(report)
+        self.trackers.log(report)
+        self.host.hooks.forge_step_finished(run=self.info, report=report)
+
+
+    async def _spread(self, version: int) -> float:
+        """Load the published weights into the generators, then let rollouts of this version start."""
+        try:
+            seconds = await self.sync.update()
+        except ForgeError as error:
+            await self.buffer.fail(error)
+            raise
+        await self.buffer.publish(version)
+        return seconds
+
+    async def _updated(self) -> float:
+        """Wait for the update in progress; seconds waited."""
+        if self._update is None:
+            return 0.0
+        began = time.perf_counter()
+        task, self._update = self._update, None
+        await task
+        return time.perf_counter() - began
+
+    async def _produce(self) -> None:
+        """Start a rollout whenever the buffer has a slot."""
+        try:
+            while True:
+                ticket = await self.buffer.admit()
+                task = asyncio.create_task(self._roll(ticket, next(self.stream)))
+                self._rollouts.add(task)
+                task.add_done_callback(self._rollouts.discard)
+        except (ForgeError, OSError) as error:
+            await self.buffer.fail(error)
+
+    async def _roll(self, ticket: Ticket, prompt: Prompt) -> None:
+        try:
+            group, verdict = await self.roller.roll(f"{ticket.number}:{prompt.id}", prompt)
+            self.directory.record(self.step + 1, group, verdict)
+            self.host.hooks.forge_group_scored(run=self.info, group=group)
+            await self.buffer.finish(ticket, group if verdict.keep else None, verdict.reason or "rejected")
+        except Exception as error:  # any failure of a rollout ends the run with that failure, not with a hang
+            await self.buffer.fail(error)
+
+    def _check_reward_errors(self, groups: list[Group], rate: float) -> None:
+        limit = self.config.reward.max_reward_errors
+        if rate > limit:
+            episode = next(e for g in groups for e in g.episodes if e.reward is None)
+            raise RunError(
+                f"{rate:.0%} of the step's responses could not be graded, more than reward.max_reward_errors {limit:.0%}; "
+                f"the first: {episode.error} (prompt {episode.prompt.id}, response {episode.completion.text[:80]!r})",
+                fix="fix the reward or raise reward.max_reward_errors",
+            )
+
+    async def probe(self, prompts: list[Prompt]) -> list[Group]:
+        """Greedy answers to fixed prompts, graded: what the model says before and after."""
+
+        async def one(index: int, prompt: Prompt) -> Group:
+            params = attrs.evolve(self.plan.sampling, n=1, temperature=0.0, top_p=1.0, top_k=0)
+            completions = await self.roller.generate(prompt, params)
+            episodes = await self.roller.score(f"probe-{index}", prompt, completions)
+            return Group(id=f"probe-{index}", prompt=prompt, episodes=tuple(episodes))
+
+        groups = list(await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts))))
+        self.roller.spans.read()
+        for group in groups:
+            self.directory.record(self.step, group, Verdict(False, "probe"))
+        return groups

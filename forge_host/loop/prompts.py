@@ -1,0 +1,60 @@
+"""A prompt to the token ids that the generator gets: system message, chat template, tokenizer. Text is tokenised once.
+
+    encode = PromptEncoder("path/to/hf-folder", system="Reply with the result only.", chat=True)
+    encode(Prompt(id="1", text="What is 2 + 3?"))        # [1, 9690, ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forge_host.errors import UsageError
+from forge_host.types import Prompt
+
+
+class PromptEncoder:
+    """Loads the tokenizer of a local Hugging Face folder; calls give token ids.
+
+    Raises:
+        UsageError: the folder has no tokenizer, or a chat prompt meets a model without a chat template.
+    """
+
+    def __init__(self, model_path: str, *, system: str | None, chat: bool) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"no tokenizer in {model_path} ({error})", fix="save it there with the model") from error
+        self.model_path, self.system, self.chat = model_path, system, chat
+
+    def messages(self, prompt: Prompt) -> list[Mapping[str, Any]] | None:
+        """The chat that the prompt becomes, or None when its text is fed as it is."""
+        if prompt.messages is not None:
+            messages = list(prompt.messages)
+        elif self.chat and self.tokenizer.chat_template:
+            messages = [{"role": "user", "content": prompt.text}]
+        else:
+            return None
+        if self.system is not None and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": self.system})
+        return messages
+
+    def render(self, prompt: Prompt) -> str:
+        """The text whose tokens the generator gets."""
+        messages = self.messages(prompt)
+        if messages is None:
+            assert prompt.text is not None
+            return prompt.text if self.system is None else f"{self.system}\n\n{prompt.text}"
+        if not self.tokenizer.chat_template:
+            raise UsageError(
+                f"prompt {prompt.id} is a chat but the tokenizer in {self.model_path} has no chat template",
+                fix="use an instruct model or a dataset with plain text and dataset.chat: false",
+            )
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def __call__(self, prompt: Prompt) -> list[int]:
+        # A chat template writes its own special tokens; plain text gets the tokenizer's.
+        is_chat = self.messages(prompt) is not None
+        return list(self.tokenizer(self.render(prompt), add_special_tokens=not is_chat)["input_ids"])

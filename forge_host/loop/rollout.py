@@ -1,0 +1,107 @@
+"""One prompt to one scored group: encode, generate, grade, verdict. Runs in the controller, many at once.
+
+A reward that hangs costs its group and its process, never the run; a reward that fails costs its episode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from forge_host.errors import RunError
+from forge_host.loop.prompts import PromptEncoder
+from forge_host.runtime.handle import DeadlineExceeded
+from forge_host.runtime.service import Service
+from forge_host.types import Completion, Episode, Group, Prompt, SamplingParams, Verdict
+
+
+@attrs.define
+class Spans:
+    """Seconds that rollouts spent since they were last read, summed over rollouts."""
+
+    generate: float = 0.0
+    reward: float = 0.0
+    tokens: int = 0
+
+    def read(self) -> Spans:
+        out = attrs.evolve(self)
+        self.generate, self.reward, self.tokens = 0.0, 0.0, 0
+        return out
+
+
+@attrs.frozen(eq=False)
+class Roller:
+    """Makes groups. `reward_timeout_s` is the deadline of grading one completion."""
+
+    encode: PromptEncoder
+    generator: Service
+    reward: Service
+    sampler: Any
+    sampling: SamplingParams
+    reward_timeout_s: float
+    spans: Spans = attrs.Factory(Spans)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Completion]:
+        """`params.n` completions; each records the weights' version of every token.
+
+        Raises:
+            RunError: a completion came back without log-probabilities or versions for all its tokens.
+        """
+        params = params or self.sampling
+        began = time.perf_counter()
+        completions: list[Completion] = await self.generator.generate.route(self.encode(prompt), params)
+        self.spans.generate += time.perf_counter() - began
+        for completion in completions:
+            self.spans.tokens += len(completion.token_ids)
+            if len(completion.policy_versions) != len(completion.token_ids):
+                raise RunError(
+                    f"the generator returned {len(completion.token_ids)} tokens of prompt {prompt.id} with "
+                    f"{len(completion.policy_versions)} policy versions; no token is trained on without one"
+                )
+        return completions
+
+    async def score(self, group_id: str, prompt: Prompt, completions: Sequence[Completion]) -> list[Episode]:
+        """Grade completions; what cannot be graded comes back with `error` set and no reward."""
+        began = time.perf_counter()
+        # The service keeps its own deadline per reward; this one is for a process too stuck to keep it.
+        deadline = self.reward_timeout_s * (len(completions) + 1) + 5.0
+        replica = await self.reward.acquire()
+        handle = replica.handle
+        try:
+            episodes, wedged = await handle.score.call_one(group_id, prompt, list(completions), timeout_s=deadline)
+            problem = RunError("a reward is stuck past its deadline") if wedged else None
+        except DeadlineExceeded as error:
+            problem, episodes = error, ungraded(group_id, prompt, completions, str(error))
+        except RunError as error:
+            if handle.dead is None:
+                raise
+            problem, episodes = error, ungraded(group_id, prompt, completions, f"reward process died: {handle.dead}")
+        finally:
+            if replica.handle is handle:
+                await self.reward.release(replica)
+        if problem is not None:
+            await self.reward.lost(replica, handle, problem)
+        self.spans.reward += time.perf_counter() - began
+        return episodes
+
+    async def roll(self, group_id: str, prompt: Prompt) -> tuple[Group, Verdict]:
+        """The whole way of one prompt."""
+        completions = await self.generate(prompt)
+        episodes = await self.score(group_id, prompt, completions)
+        group = Group(id=group_id, prompt=prompt, episodes=tuple(episodes))
+        graded = [e for e in episodes if e.reward is not None]
+        if not graded:
+            return group, Verdict(False, "no reward could be computed")
+        if len(graded) < 2 <= self.sampling.n:
+            return group, Verdict(False, "fewer than two rewards could be computed")
+        return group, self.sampler.verdict(group)
+
+
+def ungraded(group_id: str, prompt: Prompt, completions: Sequence[Completion], error: str) -> list[Episode]:
+    """Episodes of a group that no reward came back for."""
+    return [
+        Episode(id=f"{group_id}/{i}", prompt=prompt, completion=c, error=error) for i, c in enumerate(completions)
+    ]

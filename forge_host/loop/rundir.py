@@ -1,0 +1,78 @@
+"""The run directory: everything needed to see a run and to run it again.
+
+    config.resolved.yaml  plugins.lock  metrics.jsonl  summary.json  rollouts/rollouts.jsonl  checkpoints/  model/  logs/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forge_host.errors import UsageError
+from forge_host.types import Group, Verdict
+
+
+class RunDirectory:
+    """Makes `root/name-date-time` (a number is added when it exists) and writes into it."""
+
+    def __init__(self, root: str, name: str) -> None:
+        stem = f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+        try:
+            Path(root).mkdir(parents=True, exist_ok=True)
+            for suffix in ("", *(f"-{i}" for i in range(1, 1000))):
+                try:
+                    self.path = Path(root).resolve() / (stem + suffix)
+                    self.path.mkdir()
+                    break
+                except FileExistsError:
+                    continue
+        except OSError as error:
+            raise UsageError(f"cannot make a run directory in {root}: {error.strerror}", fix="set run_dir") from error
+        self.id = self.path.name
+        for folder in ("logs", "rollouts", "checkpoints"):
+            (self.path / folder).mkdir()
+        self._rollouts = open(self.path / "rollouts" / "rollouts.jsonl", "a", encoding="utf-8")
+
+    def write_text(self, name: str, text: str) -> None:
+        (self.path / name).write_text(text, encoding="utf-8")
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Atomically, so that a reader never sees half of it."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, self.path / name)
+
+    def record(self, step: int, group: Group, verdict: Verdict) -> None:
+        """Append a group's episodes to the rollout record; `step` is the one they were rolled out for."""
+        for episode in group.episodes:
+            row = {
+                "step": step,
+                "id": episode.id,
+                "prompt_id": group.prompt.id,
+                "prompt": group.prompt.text or [dict(m) for m in group.prompt.messages or ()],
+                "target": group.prompt.target,
+                "response": episode.completion.text,
+                "num_tokens": len(episode.completion.token_ids),
+                "finish_reason": episode.completion.finish_reason,
+                "policy_versions": _span(episode.completion.policy_versions),
+                "reward": episode.reward,
+                "parts": dict(episode.parts),
+                "note": episode.note,
+                "error": episode.error,
+                "kept": verdict.keep and episode.reward is not None,
+                "reason": verdict.reason,
+            }
+            self._rollouts.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._rollouts.flush()
+
+    def close(self) -> None:
+        self._rollouts.close()
+
+
+def _span(versions: Iterable[int]) -> list[int]:
+    found = list(versions)
+    return [min(found), max(found)] if found else []

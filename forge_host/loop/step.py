@@ -1,0 +1,129 @@
+"""One optimizer step: groups to rows, reference log-probabilities, advantages, micro-batches, and the step's metrics."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from forge_host.errors import RunError
+from forge_host.loop import batch
+from forge_host.plugins.calling import CallByName
+from forge_host.runtime.handle import ActorHandle
+from forge_host.runtime.service import Service
+from forge_host.types import Group
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Stepper:
+    """Trains on groups. `advantage` is called by name with ADVANTAGE_ARGUMENTS."""
+
+    trainer: ActorHandle
+    ref_model: Service | None
+    advantage: CallByName
+    plan: Any
+    training: Any
+    data_parallel: int
+    max_policy_age: int
+
+    async def __call__(self, groups: Sequence[Group], version: int) -> dict[str, float]:
+        """One step at policy version `version`; returns its metrics.
+
+        Raises:
+            RunError: a token is older than `max_policy_age`, or nothing is left to train on.
+        """
+        rows = batch.rows_of(groups, mask_truncated=self.plan.mask_truncated)
+        if not rows:
+            raise RunError("no response of this step can be trained on", fix="see the errors in rollouts/")
+        metrics = self._ages(rows, version)
+        parts = batch.balance(
+            rows,
+            batch.num_bins(
+                rows,
+                data_parallel=self.data_parallel,
+                accumulation=self.training.gradient_accumulation_steps,
+                micro_batch_tokens=self.training.micro_batch_tokens,
+            ),
+        )
+        inputs = [batch.pack(part) for part in parts]
+        if self.ref_model is not None:
+            began = time.perf_counter()
+            # The head of each response's targets is all that log-probabilities need; advantages come later.
+            answers = await self.ref_model.logprobs.route(inputs, [batch.targets(part) for part in parts])
+            for part, answer in zip(parts, answers, strict=True):
+                for row, values in zip(part, batch.unpad(answer, torch.tensor([len(r.completion.token_ids) for r in part])), strict=True):  # fmt: skip
+                    row.ref_logprobs = values
+            metrics["time/ref_s"] = time.perf_counter() - began
+        await self._advantages(rows, parts, inputs)
+        began = time.perf_counter()
+        await self.trainer.train_step.call(inputs, [batch.targets(part) for part in parts])
+        metrics["time/train_s"] = time.perf_counter() - began
+        return {**metrics, **(await self.trainer.metrics.call_one())}
+
+    def _ages(self, rows: Sequence[batch.Row], version: int) -> dict[str, float]:
+        ages = [version - v for row in rows for v in row.completion.policy_versions]
+        if max(ages) > self.max_policy_age or min(ages) < 0:
+            raise RunError(
+                f"a token of policy version {version - max(ages)} reached the step of version {version}; "
+                f"max_policy_age is {self.max_policy_age}",
+            )
+        return {"policy_age/max": float(max(ages)), "policy_age/mean": statistics.fmean(ages)}
+
+    async def _advantages(self, rows: list[batch.Row], parts: list[list[batch.Row]], inputs: list[Any]) -> None:
+        lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
+        given: dict[str, torch.Tensor] = {
+            "rewards": torch.tensor([row.reward for row in rows], dtype=torch.float64),
+            "group_ids": torch.tensor([row.group_id for row in rows]),
+            "lengths": lengths,
+            "padding_mask": torch.arange(int(lengths.max())) < lengths[:, None],
+        }
+        kl = self.plan.kl
+        if kl.placement == "reward" and kl.beta > 0:
+            token_kl = await self._token_kl(rows, parts, inputs, int(lengths.max()))
+            if "token_kl" in self.advantage.names:
+                given["token_kl"] = token_kl
+            else:
+                given["rewards"] = given["rewards"] - kl.beta * token_kl.sum(1)
+        values = torch.as_tensor(self.advantage(**given))
+        if values.shape[0] != len(rows):
+            raise RunError(f"advantage `{self.plan.advantage.ref}` returned {values.shape[0]} values for {len(rows)} rows")
+        for row, value in zip(rows, values, strict=True):
+            row.advantage = value
+
+    async def _token_kl(self, rows: list[batch.Row], parts: list[list[batch.Row]], inputs: list[Any], width: int) -> torch.Tensor:  # fmt: skip
+        """The KL estimate of every token under the trainer's current weights. [N, T] float64"""
+        from forge_host.rl import kl_estimate
+
+        answers = await self.trainer.logprobs.call_one(inputs, [batch.targets(part) for part in parts])
+        out = torch.zeros(len(rows), width, dtype=torch.float64)
+        index = {id(row): i for i, row in enumerate(rows)}
+        for part, answer in zip(parts, answers, strict=True):
+            for row, values in zip(part, answer, strict=True):
+                n = len(row.completion.token_ids)
+                assert row.ref_logprobs is not None
+                out[index[id(row)], :n] = kl_estimate(values[:n].double(), row.ref_logprobs.double(), self.plan.kl)
+        return out
+
+
+def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """reward/mean, std, min, max, error_rate; zero-variance share; per part mean, std and error rate; response length."""
+    episodes = [e for g in groups for e in g.episodes]
+    graded = [e.reward for e in episodes if e.reward is not None]
+    out = {
+        "reward/mean": statistics.fmean(graded) if graded else 0.0,
+        "reward/std": statistics.pstdev(graded) if graded else 0.0,
+        "reward/error_rate": 1.0 - len(graded) / len(episodes),
+        "reward/zero_variance_share": statistics.fmean(len(set(g.rewards)) <= 1 for g in groups),
+        "response/length_mean": statistics.fmean(len(e.completion.token_ids) for e in episodes),
+        "response/truncated_share": statistics.fmean(e.completion.finish_reason == "length" for e in episodes),
+    }
+    for name in sorted({part for e in episodes for part in e.parts}):
+        values = [e.parts[name] for e in episodes if name in e.parts]
+        out[f"reward/{name}/mean"] = statistics.fmean(values)
+        out[f"reward/{name}/std"] = statistics.pstdev(values)
+        out[f"reward/{name}/error_rate"] = 1.0 - len(values) / len(episodes)
+    return out

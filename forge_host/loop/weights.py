@@ -1,0 +1,71 @@
+"""Weights from the trainer to every generator: publish, fetch, verify, and the same again for a restarted replica."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from forge_host.api import Receipt
+from forge_host.errors import RunError
+from forge_host.loop.checksum import weights_digest
+from forge_host.runtime.handle import ActorHandle
+from forge_host.runtime.service import Service
+
+log = structlog.get_logger()
+
+
+class WeightSync:
+    """Moves version after version; `receipt` is the newest.
+
+    Args:
+        verify: compare the digest of what a generator loaded with the trainer's.
+        timeout_s: deadline of one publish, and of one update.
+    """
+
+    def __init__(self, trainer: ActorHandle, generator: Service, *, verify: bool, timeout_s: float) -> None:
+        self.trainer, self.generator, self.verify, self.timeout_s = trainer, generator, verify, timeout_s
+        self.receipt: Receipt | None = None
+        self.verified = 0
+        generator.on_restart = self.refresh
+
+    async def publish(self, version: int) -> float:
+        """Make the trainer's weights version `version`; seconds taken. The trainer may go on training afterwards."""
+        began = time.perf_counter()
+        receipts = await self.trainer.publish.call(version, timeout_s=self.timeout_s)
+        self.receipt = next(r for r in receipts if r is not None)
+        return time.perf_counter() - began
+
+    async def update(self) -> float:
+        """Load the newest version into every generator; seconds taken."""
+        began = time.perf_counter()
+        receipt = self._published()
+        digests = await self.generator.update_weights.fanout(receipt, self.verify, timeout_s=self.timeout_s)
+        for digest in digests:
+            self._check(receipt, digest)
+        return time.perf_counter() - began
+
+    async def refresh(self, handle: ActorHandle) -> None:
+        """Bring a restarted replica, which has the initial weights, to the newest version."""
+        if self.receipt is not None:
+            digest = await handle.update_weights.call_one(self.receipt, self.verify, timeout_s=self.timeout_s)
+            self._check(self.receipt, digest)
+
+    def _published(self) -> Receipt:
+        if self.receipt is None:
+            raise RuntimeError("update before the first publish")
+        return self.receipt
+
+    def _check(self, receipt: Receipt, digest: str) -> None:
+        if not self.verify:
+            return
+        if receipt.checksums is None:
+            raise RunError("the trainer published no checksums", fix="set training.verify_weight_sync: false")
+        expected = weights_digest(receipt.checksums.items())
+        if digest != expected:
+            raise RunError(
+                f"the generator's weights of version {receipt.version} differ from the trainer's "
+                f"(digest {digest[:12]}, expected {expected[:12]})",
+                fix="use another transport, and report this with the run's logs",
+            )
+        self.verified += 1
