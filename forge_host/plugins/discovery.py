@@ -93,9 +93,9 @@ def _naming(plugin: str, distribution: str) -> str:
 
 
 def _mark(record: PluginRecord, same_name: list[PluginRecord]) -> PluginRecord:
-    if len(same_name) == 1 or record.state == "failed":
+    others = [other for other in same_name if other != record and other.state != "failed"]
+    if not others or record.state == "failed":
         return record
-    others = [other for other in same_name if other != record]
     claims = " and ".join(
         f"{other.origin} (entry point `{other.origin.entry_point}`)" for other in [record, *others]
     )

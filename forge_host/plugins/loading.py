@@ -121,7 +121,7 @@ def _check_api(implementation: Any, info: HostInfo) -> str:
             f"it is written for host API {stated}, this host ({info.version}) has {info.api}; upgrade the plugin",
             "incompatible",
         )
-    return stated
+    return f"{major}.{minor}"
 
 
 def _check_hooks(implementation: Any) -> list[str]:
@@ -167,7 +167,8 @@ def _check_signature(function: Callable[..., Any], hook: str, *, is_wrapper: boo
             raise LoadFailure(f"hook `{hook}` gives its argument `{parameter.name}` a default; remove the default")
     if inspect.iscoroutinefunction(function):
         raise LoadFailure(f"hook `{hook}` is async, and nobody would await it; make it a plain function")
-    if inspect.isgeneratorfunction(function) and not is_wrapper and hook not in (*DECLARATION_HOOKS, "forge_check_plan"):
+    may_yield = is_wrapper or hook in DECLARATION_HOOKS or hook == "forge_check_plan"
+    if inspect.isgeneratorfunction(function) and not may_yield:
         raise LoadFailure(f"hook `{hook}` is a generator and would never run; remove the `yield`")
 
 

@@ -114,8 +114,9 @@ def defined(module: Any) -> list[str]:
 def cause(error: BaseException) -> str:
     """ "ImportError: no module named x (my_pkg/reward.py:3)": an error and the last line of code it passed through."""
     text = " ".join(str(error).split())
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and frames[-1].filename != __file__ else ""
+    machinery = ("<frozen", importlib.__file__, str(Path(__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(machinery)]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):
         place = ""  # its text already has file and line
     return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
