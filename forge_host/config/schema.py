@@ -19,11 +19,13 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 @attrs.frozen(kw_only=True)
 class DatasetConfig:
-    """Prompts. `path` is a dataset component, a .jsonl file, a local folder, or a hub name; its keys follow beside it."""
+    """Prompts. `path` is a dataset component, a .jsonl file, a folder, or a hub name; its keys follow beside it."""
 
     path: str = field(default="arithmetic", help="dataset component, .jsonl file, folder or hub name")
     system: str | None = field(default=None, help="system message put before every prompt")
-    chat: bool = field(default=True, help="wrap a plain-text prompt as a user message of the chat template; false feeds it as is")  # fmt: skip
+    chat: bool = field(
+        default=True, help="wrap a plain-text prompt as a user message of the chat template; false feeds it as is"
+    )
     max_prompt_tokens: int | None = field(default=None, help="longer prompts are left out and counted", unit="tokens")
     extra: Mapping[str, Any] = field(factory=dict, help="fields of the chosen dataset component")
 
@@ -32,28 +34,51 @@ class DatasetConfig:
 class TrainingConfig:
     """The optimizer and the loop."""
 
-    batch_size: int = field(default=8, help="prompts per optimizer step; each gives n_samples responses", validator=ge(1))
-    gradient_accumulation_steps: int = field(default=1, help="micro-batches a step is split into; changes memory, not gradients", validator=ge(1))  # fmt: skip
-    micro_batch_tokens: int = field(default=16384, help="most tokens of one packed micro-batch; more micro-batches are made to keep it", unit="tokens", validator=ge(1))  # fmt: skip
+    batch_size: int = field(
+        default=8, help="prompts per optimizer step; each gives n_samples responses", validator=ge(1)
+    )
+    gradient_accumulation_steps: int = field(
+        default=1, help="micro-batches a step is split into; changes memory, not gradients", validator=ge(1)
+    )
+    micro_batch_tokens: int = field(
+        default=16384,
+        help="most tokens of one packed micro-batch; more micro-batches are made to keep it",
+        unit="tokens",
+        validator=ge(1),
+    )
     max_steps: int = field(default=100, help="optimizer steps", validator=ge(1))
-    seq_len: int = field(default=2048, help="longest prompt + response; also the packing budget of a row", unit="tokens", validator=ge(2))  # fmt: skip
+    seq_len: int = field(
+        default=2048, help="longest prompt + response; also the packing budget of a row", unit="tokens", validator=ge(2)
+    )
     dtype: str = field(default="bfloat16", help="compute dtype of the forward and backward pass", validator=in_(DTYPES))
-    param_dtype: str = field(default="float32", help="dtype of the trained weights and optimizer state", validator=in_(DTYPES))  # fmt: skip
+    param_dtype: str = field(
+        default="float32", help="dtype of the trained weights and optimizer state", validator=in_(DTYPES)
+    )
     learning_rate: float = field(default=1e-6, help="AdamW peak learning rate", validator=gt(0))
     adam_beta1: float = field(default=0.9, help="AdamW first-moment decay", validator=and_(ge(0), le(1)))
     adam_beta2: float = field(default=0.95, help="AdamW second-moment decay", validator=and_(ge(0), le(1)))
     weight_decay: float = field(default=0.0, help="AdamW weight decay", validator=ge(0))
     warmup_steps: int = field(default=0, help="linear learning-rate warm-up", unit="steps", validator=ge(0))
-    lr_schedule: str = field(default="constant", help="constant, linear or cosine decay to 0 at max_steps", validator=in_(("constant", "linear", "cosine")))  # fmt: skip
-    max_grad_norm: float | None = field(default=1.0, help="global gradient norm is clipped to this; null is off", validator=optional(gt(0)))  # fmt: skip
+    lr_schedule: str = field(
+        default="constant",
+        help="constant, linear or cosine decay to 0 at max_steps",
+        validator=in_(("constant", "linear", "cosine")),
+    )
+    max_grad_norm: float | None = field(
+        default=1.0, help="global gradient norm is clipped to this; null is off", validator=optional(gt(0))
+    )
     gradient_checkpointing: bool = field(default=False, help="recompute activations in the backward pass")
     compile: bool = field(default=False, help="torch.compile the model")
     entropy_coef: float = field(default=0.0, help="entropy bonus; replaces the algorithm's when given", validator=ge(0))
     sync_interval: int = field(default=1, help="publish weights every so many steps", unit="steps", validator=ge(1))
-    max_policy_age: int = field(default=0, help="oldest weights a trained token may come from; 0 is synchronous", unit="steps", validator=ge(0))  # fmt: skip
+    max_policy_age: int = field(
+        default=0, help="oldest weights a trained token may come from; 0 is synchronous", unit="steps", validator=ge(0)
+    )
     off_by_n: int | None = field(default=None, help="torchforge's name of max_policy_age", validator=optional(ge(0)))
     seed: int = field(default=0, help="seed of data order, sampling and initialisation")
-    verify_weight_sync: bool = field(default=False, help="compare a checksum of the generator's weights with the trainer's")  # fmt: skip
+    verify_weight_sync: bool = field(
+        default=False, help="compare a checksum of the generator's weights with the trainer's"
+    )
     weight_sync_timeout: float = field(default=120.0, help="deadline of one weight sync", unit="s", validator=gt(0))
 
 
@@ -71,7 +96,9 @@ class RewardConfig:
 
     mode: str = field(default="mean", help="mean (weighted) or sum of the rewards", validator=in_(("mean", "sum")))
     timeout_s: float = field(default=10.0, help="deadline of one reward call", unit="s", validator=gt(0))
-    max_reward_errors: float = field(default=0.5, help="fraction of a step's episodes that may fail to be graded", validator=and_(ge(0), le(1)))  # fmt: skip
+    max_reward_errors: float = field(
+        default=0.5, help="fraction of a step's episodes that may fail to be graded", validator=and_(ge(0), le(1))
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -113,9 +140,12 @@ class MonarchConfig:
 class CheckpointConfig:
     """Saving and resuming."""
 
-    interval: int = field(default=0, help="save every so many steps; 0 only at the end or on a failure", unit="steps", validator=ge(0))  # fmt: skip
+    interval: int = field(
+        default=0, help="save every so many steps; 0 only at the end or on a failure", unit="steps", validator=ge(0)
+    )
     keep: int = field(default=2, help="newest checkpoints kept", validator=ge(1))
-    final: bool = field(default=False, help="save when the run ends")
+    final: bool = field(default=False, help="save a resumable checkpoint when the run ends")
+    export: bool = field(default=True, help="write the final weights in Hugging Face format to <run>/model")
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +163,10 @@ class RunConfig:
     correction: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's importance correction")
     sampling: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's sampling parameters")
     dataset: DatasetConfig = field(factory=DatasetConfig, help="prompts")
-    rewards: tuple[tuple[Use, float], ...] = field(default=((Use("math"), 1.0), (Use("thinking"), 1.0)), help="reward components with their weights; torchforge's two unless given")  # fmt: skip
+    rewards: tuple[tuple[Use, float], ...] = field(
+        default=((Use("math"), 1.0), (Use("thinking"), 1.0)),
+        help="reward components with their weights; torchforge's two unless given",
+    )
     reward: RewardConfig = field(factory=RewardConfig, help="reward composition")
     training: TrainingConfig = field(factory=TrainingConfig, help="optimizer and loop")
     generator: RoleConfig = field(factory=lambda: RoleConfig(use="vllm"), help="generator component")
@@ -141,7 +174,9 @@ class RunConfig:
     transport: RoleConfig = field(factory=lambda: RoleConfig(use="auto"), help="weight-sync transport")
     launcher: RoleConfig = field(factory=lambda: RoleConfig(use="local"), help="where processes run")
     trackers: tuple[Use, ...] = field(default=(Use("console"), Use("jsonl")), help="metric sinks")
-    services: Mapping[str, ServiceConfig] = field(factory=dict, help="processes per role: generator, trainer, ref_model, reward")  # fmt: skip
+    services: Mapping[str, ServiceConfig] = field(
+        factory=dict, help="processes per role: generator, trainer, ref_model, reward"
+    )
     parallelism: ParallelismConfig = field(factory=ParallelismConfig, help="the trainer's parallelism")
     monarch: MonarchConfig = field(factory=MonarchConfig, help="runtime deadlines")
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig, help="saving")
