@@ -23,9 +23,29 @@ import pluggy
 from forge_host._version import API_VERSION
 from forge_host.errors import ForgeError, PluginError, RunError, UsageError
 from forge_host.types import (
-    AGGREGATIONS, KINDS, KL, KL_ESTIMATORS, Aggregation, AlgorithmParts, CommandSpec, Completion, ComponentSpec,
-    Correction, Episode, Finding, Group, HostInfo, Kind, Prompt, RewardResult, RunInfo, SamplingParams, StepReport,
-    Use, Verdict, field,
+    AGGREGATIONS,
+    KINDS,
+    KL,
+    KL_ESTIMATORS,
+    Aggregation,
+    AlgorithmParts,
+    CommandSpec,
+    Completion,
+    ComponentSpec,
+    Correction,
+    Episode,
+    Finding,
+    Group,
+    HostInfo,
+    Kind,
+    Prompt,
+    RewardResult,
+    RunInfo,
+    SamplingParams,
+    StepReport,
+    Use,
+    Verdict,
+    field,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -61,7 +81,7 @@ class Loss(Protocol):
 
 
 class Advantage(Protocol):
-    """Rewards [B] float64 and group_ids [B] int64 to advantages, [B] or [B, T] float64. Arguments: ADVANTAGE_ARGUMENTS."""
+    """Rewards [B] float64 and group_ids [B] int64 to advantages, [B] or [B, T] float64; see ADVANTAGE_ARGUMENTS."""
 
     def __call__(self, **tensors: torch.Tensor) -> torch.Tensor: ...
 
@@ -130,15 +150,17 @@ class Transport(Protocol):
     """Moves whole versions of the weights from the trainer to generators.
 
     `publish` returns when the trainer may mutate its tensors again; versions strictly increase (ValueError if not);
-    at most two versions stay alive. `fetch` yields every tensor of the receipt's version or raises `RunError`; tensors are
-    valid until the iterator is exhausted or closed. `close` frees everything this process made.
+    at most two versions stay alive. `fetch` yields every tensor of the receipt's version or raises `RunError`;
+    tensors are valid until the iterator is exhausted or closed. `close` frees everything this process made.
     """
 
     capabilities: Capabilities
 
     def open(self, namespace: str) -> None: ...
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False) -> Receipt: ...  # fmt: skip
+    def publish(
+        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False
+    ) -> Receipt: ...
 
     def fetch(self, receipt: Receipt) -> Iterator[tuple[str, torch.Tensor]]: ...
 
@@ -159,9 +181,9 @@ class Tracker(Protocol):
 class Generator(Protocol):
     """What the loop asks of a generator actor; every method is a Monarch endpoint of a `ForgeActor`.
 
-    `generate` returns `params.n` completions of one prompt, tokens in and tokens out. `update_weights` fetches a receipt's
-    version through the transport and loads it in place, in-flight requests going on; it returns the checksum of
-    the loaded tensors when `checksum` is set, else "".
+    `generate` returns `params.n` completions of one prompt, tokens in and tokens out. `update_weights` fetches a
+    receipt's version through the transport and loads it in place, in-flight requests going on; it returns the
+    checksum of the loaded tensors when `checksum` is set, else "".
     """
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[Completion]: ...

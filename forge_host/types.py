@@ -9,7 +9,7 @@ Declarations (`ComponentSpec`, `CommandSpec`, `HostInfo`, `Use`, `AlgorithmParts
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import attrs
@@ -44,6 +44,11 @@ class HostInfo:
     platform: str
 
 
+def _texts(value: Iterable[str]) -> tuple[str, ...]:
+    """`tuple` as an attrs converter, with a type that mypy can follow."""
+    return tuple(value)
+
+
 @attrs.frozen
 class ComponentSpec:
     """One component that a plugin offers; pure data, so declaring it imports nothing heavy.
@@ -64,8 +69,8 @@ class ComponentSpec:
     target: str = attrs.field()
     summary: str
     config: str | None = None
-    requires: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    needs: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    requires: tuple[str, ...] = attrs.field(default=(), converter=_texts)
+    needs: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     since: str = "1.0"
 
     @name.validator
@@ -195,7 +200,11 @@ class SamplingParams:
     n: int = field(default=8, help="responses per prompt", validator=attrs.validators.ge(1))
     max_tokens: int = field(default=256, help="response budget", unit="tokens", validator=attrs.validators.ge(1))
     temperature: float = field(default=1.0, help="softmax temperature; 0 is greedy", validator=attrs.validators.ge(0.0))
-    top_p: float = field(default=1.0, help="nucleus mass kept", validator=attrs.validators.and_(attrs.validators.gt(0), attrs.validators.le(1)))  # fmt: skip
+    top_p: float = field(
+        default=1.0,
+        help="nucleus mass kept",
+        validator=attrs.validators.and_(attrs.validators.gt(0), attrs.validators.le(1)),
+    )
     top_k: int = field(default=0, help="candidates kept, 0 for all", validator=attrs.validators.ge(0))
     stop: tuple[str, ...] = field(default=(), converter=tuple, help="strings that end a response")
     seed: int | None = field(default=None, help="seed of the draw; None is fresh")
@@ -211,10 +220,16 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")
 class Aggregation:
     """How per-token losses [B, T] become one number over the whole step (formulas: `forge_host.rl.aggregate`)."""
 
-    mode: str = field(default="token-mean", help="token-mean, sequence-mean, sequence-sum or fixed-length", validator=attrs.validators.in_(AGGREGATIONS))  # fmt: skip
+    mode: str = field(
+        default="token-mean",
+        help="token-mean, sequence-mean, sequence-sum or fixed-length",
+        validator=attrs.validators.in_(AGGREGATIONS),
+    )
     length: int | None = field(default=None, help="constant divisor of fixed-length; None is max_tokens", unit="tokens")
     length_eps: float = field(default=0.0, help="added to each row's length in sequence-mean (verl adds 1e-8)")
-    empty_rows: str = field(default="count", help="rows without tokens: count or skip", validator=attrs.validators.in_(("count", "skip")))  # fmt: skip
+    empty_rows: str = field(
+        default="count", help="rows without tokens: count or skip", validator=attrs.validators.in_(("count", "skip"))
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -222,7 +237,11 @@ class KL:
     """Penalty towards the reference model; off when `beta` is 0."""
 
     beta: float = field(default=0.0, help="coefficient", validator=attrs.validators.ge(0.0))
-    estimator: str = field(default="k3", help="k1, k2, k3, abs, or with + for the straight-through gradient", validator=attrs.validators.in_(KL_ESTIMATORS))  # fmt: skip
+    estimator: str = field(
+        default="k3",
+        help="k1, k2, k3, abs, or with + for the straight-through gradient",
+        validator=attrs.validators.in_(KL_ESTIMATORS),
+    )
     placement: str = field(default="loss", help="loss or reward", validator=attrs.validators.in_(("loss", "reward")))
     clamp: float | None = field(default=None, help="bound on the log-ratio before the estimate (verl: 20)", unit="nats")
     max_value: float | None = field(default=None, help="bound on the estimate (verl: 10)", unit="nats")
@@ -233,11 +252,15 @@ class KL:
 class Correction:
     """Importance correction between the generator's and the trainer's log-probabilities (TIS, MIS, IcePop)."""
 
-    mode: str = field(default="none", help="none, truncate or mask", validator=attrs.validators.in_(("none", "truncate", "mask")))  # fmt: skip
+    mode: str = field(
+        default="none", help="none, truncate or mask", validator=attrs.validators.in_(("none", "truncate", "mask"))
+    )
     level: str = field(default="token", help="token or sequence", validator=attrs.validators.in_(("token", "sequence")))
     low: float | None = field(default=None, help="lower bound of the weight")
     high: float | None = field(default=2.0, help="upper bound of the weight")
-    log_ratio_clamp: float | None = field(default=None, help="bound on the log-ratio before exp (verl: 20)", unit="nats")
+    log_ratio_clamp: float | None = field(
+        default=None, help="bound on the log-ratio before exp (verl: 20)", unit="nats"
+    )
 
 
 @attrs.frozen(kw_only=True)

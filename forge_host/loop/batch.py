@@ -5,8 +5,8 @@ takes r, r + D, ...). In each: row b holds `prompt_lengths[b] + lengths[b]` cons
 response tensors are [B, T], padded on the right, True in `padding_mask` where a token counts.
 
     inputs[i]:  tokens, positions, sequence_ids                        int64 [1, L]
-    targets[i]: response int64 [B, T]; padding_mask bool [B, T]; generator_logprobs, advantages, ref_logprobs float32 [B, T];
-                prompt_lengths, lengths, group_ids int64 [B]; rewards float32 [B]
+    targets[i]: response int64 [B, T]; padding_mask bool [B, T]; generator_logprobs, advantages,
+                ref_logprobs float32 [B, T]; prompt_lengths, lengths, group_ids int64 [B]; rewards float32 [B]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Row:
 
 
 def rows_of(groups: Sequence[Group], *, mask_truncated: bool = False) -> list[Row]:
-    """The trainable episodes of the groups: graded and not empty. `mask_truncated` keeps cut-off responses out of the loss."""
+    """The trainable episodes of the groups: graded and not empty. `mask_truncated` keeps cut-off ones out of the loss."""
     return [
         Row(
             completion=episode.completion,
@@ -54,7 +54,7 @@ def rows_of(groups: Sequence[Group], *, mask_truncated: bool = False) -> list[Ro
 
 
 def num_bins(rows: Sequence[Row], *, data_parallel: int, accumulation: int, micro_batch_tokens: int) -> int:
-    """How many micro-batches over all ranks: a multiple of `data_parallel`, each at most `micro_batch_tokens` long if it can be.
+    """Micro-batches over all ranks: a multiple of `data_parallel`, each at most `micro_batch_tokens` long if it can be.
 
     Raises:
         UsageError: fewer rows than micro-batches, so some rank would have nothing to do.

@@ -1,8 +1,8 @@
 """Admission slots and the windowed queue that bound how old a trained token can be.
 
 A rollout may start only while fewer than `(version + 1 + max_policy_age) * groups_per_version` groups were ever
-admitted (rejected ones give their slot back). Groups are taken in the order they finish, except that one which would be too old at
-the next version is taken first and waited for. So with V the trainer's version when a group is trained and v the
+admitted (rejected ones give their slot back). Groups are taken in the order they finish, except that one which would
+be too old at the next version is taken first and waited for. So with V the trainer's version when a group is trained and v the
 version it was admitted at: V - v <= max_policy_age. With max_policy_age 0 this is plain synchronous training.
 
     ticket = await buffer.admit(); ...; buffer.finish(ticket, group); groups = await buffer.take(8)
@@ -32,7 +32,11 @@ class Buffer:
     """See the module. `groups_per_version` is batch_size x sync_interval; all waits end when `fail` is called."""
 
     def __init__(self, *, groups_per_version: int, max_policy_age: int, starve_after: int) -> None:
-        self.groups_per_version, self.max_policy_age, self.starve_after = groups_per_version, max_policy_age, starve_after
+        self.groups_per_version, self.max_policy_age, self.starve_after = (
+            groups_per_version,
+            max_policy_age,
+            starve_after,
+        )
         self.version = 0
         self.admitted = 0
         self.consumed = 0

@@ -34,8 +34,21 @@ class Controller:
         stop: set to end after the step in progress.
     """
 
-    def __init__(self, *, config: Any, plan: Any, host: Any, roles: Roles, roller: Roller, stepper: Stepper, stream: Any,
-                 directory: RunDirectory, trackers: Trackers, info: RunInfo, stop: asyncio.Event) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        config: Any,
+        plan: Any,
+        host: Any,
+        roles: Roles,
+        roller: Roller,
+        stepper: Stepper,
+        stream: Any,
+        directory: RunDirectory,
+        trackers: Trackers,
+        info: RunInfo,
+        stop: asyncio.Event,
+    ) -> None:
         self.config, self.plan, self.host, self.roles = config, plan, host, roles
         self.roller, self.stepper, self.stream = roller, stepper, stream
         self.directory, self.trackers, self.info, self.stop = directory, trackers, info, stop
@@ -91,7 +104,10 @@ class Controller:
             self.host.hooks.forge_weights_published(run=self.info, version=self.version, seconds=publish_s + update_s)
         step_s = time.perf_counter() - began
         spans = self.roller.spans.read()
-        rejected, self._rejected_before = self.buffer.rejected.total() - self._rejected_before, self.buffer.rejected.total()
+        rejected, self._rejected_before = (
+            self.buffer.rejected.total() - self._rejected_before,
+            self.buffer.rejected.total(),
+        )
         metrics |= reward_metrics(groups)
         self._check_reward_errors(groups, metrics["reward/error_rate"])
         metrics |= {
@@ -99,7 +115,12 @@ class Controller:
             "time/generate_s": waited,
             "time/reward_s": spans.reward,
             "time/sync_s": publish_s + update_s,
-            "time/host_s": step_s - waited - publish_s - update_s - metrics["time/train_s"] - metrics.get("time/ref_s", 0.0),
+            "time/host_s": step_s
+            - waited
+            - publish_s
+            - update_s
+            - metrics["time/train_s"]
+            - metrics.get("time/ref_s", 0.0),
             "tokens/generated": float(spans.tokens),
             "tokens/per_s": spans.tokens / step_s,
             "buffer/ready": float(self.buffer.ready),
@@ -110,7 +131,6 @@ class Controller:
         self.history.append(report)
         self.trackers.log(report)
         self.host.hooks.forge_step_finished(run=self.info, report=report)
-
 
     async def _spread(self, version: int) -> float:
         """Load the published weights into the generators, then let rollouts of this version start."""
@@ -156,7 +176,7 @@ class Controller:
         if rate > limit:
             episode = next(e for g in groups for e in g.episodes if e.reward is None)
             raise RunError(
-                f"{rate:.0%} of the step's responses could not be graded, more than reward.max_reward_errors {limit:.0%}; "
+                f"{rate:.0%} of the step's responses could not be graded (reward.max_reward_errors {limit:.0%}); "
                 f"the first: {episode.error} (prompt {episode.prompt.id}, response {episode.completion.text[:80]!r})",
                 fix="fix the reward or raise reward.max_reward_errors",
             )

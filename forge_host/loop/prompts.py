@@ -1,7 +1,7 @@
 """A prompt to the token ids that the generator gets: system message, chat template, tokenizer. Text is tokenised once.
 
-    encode = PromptEncoder("path/to/hf-folder", system="Reply with the result only.", chat=True)
-    encode(Prompt(id="1", text="What is 2 + 3?"))        # [1, 9690, ...]
+encode = PromptEncoder("path/to/hf-folder", system="Reply with the result only.", chat=True)
+encode(Prompt(id="1", text="What is 2 + 3?"))        # [1, 9690, ...]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reward service's process: builds the run's rewards and grades groups. A call that hangs gets the process replaced."""
+"""The reward service's process: builds the run's rewards and grades groups. One that hangs is replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the run's roles at once: trainer, generator, reward service and, only when something needs it, the reference model."""
+"""Starts the run's roles at once: trainer, generator, reward service, and the reference model if anything needs it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import attrs
 from forge_host.config.schema import ServiceConfig
 from forge_host.errors import UsageError
 from forge_host.loop.reward_actor import RewardActor
+from forge_host.plugins.building import load_target
 from forge_host.runtime.context import RoleContext
 from forge_host.runtime.handle import ActorHandle
 from forge_host.runtime.placement import Place, place
@@ -59,7 +60,7 @@ async def start_roles(session: Session, host: Any, context: RoleContext, places:
     plan = context.plan
 
     def parts(role: str, part: Any) -> tuple[Any, ...]:
-        cls, config = host.target(part.kind, part.use)
+        cls, config = load_target(host.find(part.kind, part.use.ref)), host.configure(part.kind, part.use)
         here = attrs.evolve(
             context, role=role, device=places[role].device, procs=services_of(context.config, role).procs
         )
@@ -89,4 +90,6 @@ async def start_roles(session: Session, host: Any, context: RoleContext, places:
         rewards = group.create_task(reward())
         needs_ref = plan.needs_ref_logprobs
         ref = group.create_task(service("ref_model", plan.trainer) if needs_ref else nothing())
-    return Roles(trainer=trainer.result(), generator=generator.result(), reward=rewards.result(), ref_model=ref.result())
+    return Roles(
+        trainer=trainer.result(), generator=generator.result(), reward=rewards.result(), ref_model=ref.result()
+    )

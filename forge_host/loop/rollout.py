@@ -102,6 +102,4 @@ class Roller:
 
 def ungraded(group_id: str, prompt: Prompt, completions: Sequence[Completion], error: str) -> list[Episode]:
     """Episodes of a group that no reward came back for."""
-    return [
-        Episode(id=f"{group_id}/{i}", prompt=prompt, completion=c, error=error) for i, c in enumerate(completions)
-    ]
+    return [Episode(id=f"{group_id}/{i}", prompt=prompt, completion=c, error=error) for i, c in enumerate(completions)]

@@ -1,6 +1,6 @@
 """A whole run: directory, roles, loop, and what is left behind whether it ends well, fails or is interrupted.
 
-    summary = run(resolve("quickstart", host=host), host)
+summary = run(resolve("quickstart", host=host), host)
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
+import attrs
 import structlog
 
 from forge_host.api import ADVANTAGE_ARGUMENTS
+from forge_host.config.model import resolve_model
 from forge_host.errors import ForgeError, RunError
 from forge_host.loop.controller import Controller
 from forge_host.loop.prompts import PromptEncoder
@@ -27,6 +29,7 @@ from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
 from forge_host.loop.tracking import Trackers
 from forge_host.plugins.calling import CallByName
+from forge_host.report.logs import configure
 from forge_host.runtime.context import RoleContext
 from forge_host.runtime.session import Session
 from forge_host.types import Group, RunInfo, Use
@@ -41,12 +44,15 @@ class Interrupted(RunError):
     exit_code = 130
 
 
-def run(resolved: Any, host: Any, *, quiet: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(
+    resolved: Any, host: Any, *, run_dir: str | None = None, quiet: bool = False, say: Callable[[str], None] = print
+) -> dict[str, Any]:
     """Run to the end; returns the summary that `summary.json` holds.
 
     Args:
         resolved: `forge_host.config.resolve`'s answer.
         host: the loaded `PluginHost`.
+        run_dir: make exactly this run directory instead of a fresh one under `config.run_dir`.
         quiet: no progress on the terminal.
         say: where sentences for the user go.
 
@@ -54,15 +60,14 @@ def run(resolved: Any, host: Any, *, quiet: bool = False, say: Callable[[str], N
         ForgeError: what ended the run, after its record and (if the trainer lived) its weights were saved.
     """
     config, plan = resolved.config, resolved.plan
-    for problem in host.check(plan):
-        problem()
     places = placement(config, plan)
-    model_path = resolved.model()
-    directory = RunDirectory(config.run_dir, config.name)
+    model_path = resolve_model(config.model, host)()
+    directory = RunDirectory(config.run_dir, config.name, run_dir)
+    configure(str(directory.path / "logs"), run=directory.id)
     directory.write_text("config.resolved.yaml", resolved.to_yaml())
     lock = host.lock()
     lock.write(directory.path / "plugins.lock")
-    info = RunInfo(id=directory.id, directory=str(directory.path), config=resolved.data())
+    info = RunInfo(id=directory.id, directory=str(directory.path), config=attrs.asdict(config))
     trackers = Trackers({
         part.ref: host.build("tracker", part.use)
         for part in plan.trackers
@@ -122,10 +127,15 @@ class _Runner:
                 PromptEncoder, self.model_path, system=config.dataset.system, chat=config.dataset.chat
             )
             dataset = await asyncio.to_thread(self.host.build, "dataset", plan.dataset.use)
-            budget = min(config.dataset.max_prompt_tokens or config.training.seq_len, config.training.seq_len - plan.sampling.max_tokens)  # fmt: skip
+            budget = min(
+                config.dataset.max_prompt_tokens or config.training.seq_len,
+                config.training.seq_len - plan.sampling.max_tokens,
+            )
             stream = PromptStream(dataset, seed=config.training.seed, keep=lambda p: len(encode(p)) <= budget)
             advantage = CallByName(
-                self.host.build("advantage", plan.advantage.use), ADVANTAGE_ARGUMENTS, f"advantage `{plan.advantage.ref}`"
+                self.host.build("advantage", plan.advantage.use),
+                ADVANTAGE_ARGUMENTS,
+                f"advantage `{plan.advantage.ref}`",
             )
             sampler = self.host.build("sampler", plan.sampler.use)
             self.probes = list(islice(iter(dataset), NUM_PROBES))
@@ -170,7 +180,12 @@ class _Runner:
     async def _leave(self, status: str, error: ForgeError | None, summary: dict[str, Any]) -> None:
         """Save what a failed or finished run leaves, tell the observers, close the files."""
         controller = self.controller
-        if controller is not None and controller.roles.trainer.dead is None and self.config.checkpoint.export and controller.step:  # fmt: skip
+        if (
+            controller is not None
+            and controller.roles.trainer.dead is None
+            and self.config.checkpoint.export
+            and controller.step
+        ):
             path = str(self.directory.path / "model")
             try:
                 await controller.roles.trainer.save_hf.call(path)
@@ -241,7 +256,10 @@ class _Runner:
 def data_parallel_degree(config: Any) -> int:
     """Trainer ranks that get different data: procs divided by what splits the model."""
     p = config.parallelism
-    return int(config.services["trainer"].procs // (p.tensor_parallel_degree * p.pipeline_parallel_degree * p.context_parallel_degree))  # fmt: skip
+    return int(
+        config.services["trainer"].procs
+        // (p.tensor_parallel_degree * p.pipeline_parallel_degree * p.context_parallel_degree)
+    )
 
 
 def _first(error: BaseException) -> ForgeError:

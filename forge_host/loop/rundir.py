@@ -1,6 +1,6 @@
 """The run directory: everything needed to see a run and to run it again.
 
-    config.resolved.yaml  plugins.lock  metrics.jsonl  summary.json  rollouts/rollouts.jsonl  checkpoints/  model/  logs/
+config.resolved.yaml  plugins.lock  metrics.jsonl  summary.json  rollouts/rollouts.jsonl  checkpoints/  model/  logs/
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from forge_host.types import Group, Verdict
 
 
 class RunDirectory:
-    """Makes `root/name-date-time` (a number is added when it exists) and writes into it."""
+    """Makes `root/name-date-time` (a number is added when it exists), or exactly `path`, and writes into it.
 
-    def __init__(self, root: str, name: str) -> None:
-        stem = f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    Raises:
+        UsageError: the directory cannot be made, or `path` holds something already.
+    """
+
+    def __init__(self, root: str, name: str, path: str | None = None) -> None:
         try:
-            Path(root).mkdir(parents=True, exist_ok=True)
-            for suffix in ("", *(f"-{i}" for i in range(1, 1000))):
-                try:
-                    self.path = Path(root).resolve() / (stem + suffix)
-                    self.path.mkdir()
-                    break
-                except FileExistsError:
-                    continue
+            self.path = _exactly(Path(path).resolve()) if path else _fresh(Path(root).resolve(), name or "run")
         except OSError as error:
-            raise UsageError(f"cannot make a run directory in {root}: {error.strerror}", fix="set run_dir") from error
+            raise UsageError(
+                f"cannot make a run directory at {path or root}: {error.strerror}", fix="set run_dir or --run-dir"
+            ) from error
         self.id = self.path.name
         for folder in ("logs", "rollouts", "checkpoints"):
             (self.path / folder).mkdir()
@@ -71,6 +69,25 @@ class RunDirectory:
 
     def close(self) -> None:
         self._rollouts.close()
+
+
+def _exactly(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise UsageError(f"run directory {path} is not empty", fix="name another or remove it")
+    return path
+
+
+def _fresh(root: Path, name: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for suffix in ("", *(f"-{i}" for i in range(1, 1000))):
+        try:
+            (root / (stem + suffix)).mkdir()
+            return root / (stem + suffix)
+        except FileExistsError:
+            continue
+    raise UsageError(f"{root} holds a thousand runs of this second", fix="set --run-dir")
 
 
 def _span(versions: Iterable[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""One optimizer step: groups to rows, reference log-probabilities, advantages, micro-batches, and the step's metrics."""
+"""One optimizer step: groups to rows, reference log-probabilities, advantages, micro-batches, and its metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Stepper:
             # The head of each response's targets is all that log-probabilities need; advantages come later.
             answers = await self.ref_model.logprobs.route(inputs, [batch.targets(part) for part in parts])
             for part, answer in zip(parts, answers, strict=True):
-                for row, values in zip(part, batch.unpad(answer, torch.tensor([len(r.completion.token_ids) for r in part])), strict=True):  # fmt: skip
+                for row, values in zip(
+                    part, batch.unpad(answer, torch.tensor([len(r.completion.token_ids) for r in part])), strict=True
+                ):
                     row.ref_logprobs = values
             metrics["time/ref_s"] = time.perf_counter() - began
         await self._advantages(rows, parts, inputs)
@@ -90,11 +92,15 @@ class Stepper:
                 given["rewards"] = given["rewards"] - kl.beta * token_kl.sum(1)
         values = torch.as_tensor(self.advantage(**given))
         if values.shape[0] != len(rows):
-            raise RunError(f"advantage `{self.plan.advantage.ref}` returned {values.shape[0]} values for {len(rows)} rows")
+            raise RunError(
+                f"advantage `{self.plan.advantage.ref}` returned {values.shape[0]} values for {len(rows)} rows"
+            )
         for row, value in zip(rows, values, strict=True):
             row.advantage = value
 
-    async def _token_kl(self, rows: list[batch.Row], parts: list[list[batch.Row]], inputs: list[Any], width: int) -> torch.Tensor:  # fmt: skip
+    async def _token_kl(
+        self, rows: list[batch.Row], parts: list[list[batch.Row]], inputs: list[Any], width: int
+    ) -> torch.Tensor:
         """The KL estimate of every token under the trainer's current weights. [N, T] float64"""
         from forge_host.rl import kl_estimate
 
@@ -110,7 +116,7 @@ class Stepper:
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """reward/mean, std, min, max, error_rate; zero-variance share; per part mean, std and error rate; response length."""
+    """reward/mean, std, error_rate, zero-variance share; per part mean, std and error rate; response lengths."""
     episodes = [e for g in groups for e in g.episodes]
     graded = [e.reward for e in episodes if e.reward is not None]
     out = {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ForgeActor(Actor):
     """Base of every role. Class attributes are the defaults that `options` overrides."""
 
-    #: True when the actor is one process whatever `procs` is, which then counts its devices (vLLM starts its own workers).
+    #: True when the actor is one process whatever `procs` is, which then counts its devices (vLLM has its own workers).
     single_process: ClassVar[bool] = False
 
     procs: int = 1

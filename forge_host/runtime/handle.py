@@ -41,7 +41,9 @@ class ActorHandle:
         call_timeout: default deadline of one call, seconds.
     """
 
-    def __init__(self, mesh: str, actor: ForgeActor, proc_mesh: ProcMesh, procs: int, call_timeout: float, log_dir: str | None):  # fmt: skip
+    def __init__(
+        self, mesh: str, actor: ForgeActor, proc_mesh: ProcMesh, procs: int, call_timeout: float, log_dir: str | None
+    ):
         self.mesh, self.procs, self.call_timeout, self.log_dir = mesh, procs, call_timeout, log_dir
         self.dead: str | None = None
         self.pids: list[int] = []
@@ -101,9 +103,7 @@ class Call:
             ) from None
         except SupervisionError as error:
             handle.dead = _reason(str(error))
-            raise ActorDied(
-                f"{handle.mesh} died during `{self._name}` ({handle.dead}){handle.last_lines()}"
-            ) from error
+            raise ActorDied(f"{handle.mesh} died during `{self._name}` ({handle.dead}){handle.last_lines()}") from error
         except ActorError as error:
             cause = error.exception
             if isinstance(cause, ForgeError):

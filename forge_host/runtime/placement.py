@@ -1,7 +1,7 @@
 """Which role runs on which GPU. Pure: decides from numbers, starts nothing.
 
-    place({"trainer": ServiceConfig(with_gpus=True), "generator": ServiceConfig(with_gpus=True)}, num_gpus=1)
-    # UsageError: 2 GPUs asked for (generator 1 x 1, trainer 1 x 1), 1 there; set services.generator.colocate_with: trainer ...
+place({"trainer": ServiceConfig(with_gpus=True), "generator": ServiceConfig(with_gpus=True)}, num_gpus=1)
+# UsageError: 2 GPUs asked for (generator 1 x 1, trainer 1 x 1), 1 there; set ...
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def place(services: Mapping[str, ServiceConfig], num_gpus: int) -> dict[str, Pla
         raise UsageError(_too_many(firm, asked, num_gpus))
     places: dict[str, Place] = {}
     free = list(range(num_gpus))
-    for role, service in sorted(hungry.items(), key=lambda item: (not item[1].with_gpus, item[0] != "trainer", item[0])):
+    for role, service in sorted(
+        hungry.items(), key=lambda item: (not item[1].with_gpus, item[0] != "trainer", item[0])
+    ):
         if _gpus(service) <= len(free):
             places[role] = Place(role, "cuda", _take(free, service))
         elif "trainer" in places and _gpus(service) <= len(_flat(places["trainer"])):
@@ -62,7 +64,11 @@ def place(services: Mapping[str, ServiceConfig], num_gpus: int) -> dict[str, Pla
                     fix=f"lower services.{role}.procs or num_replicas",
                 )
             on_gpu = bool(ids) and service.with_gpus is not False
-            places[role] = Place(role, "cuda", _split(ids, service), other) if on_gpu else Place(role, "cpu", ((),) * service.num_replicas, other)  # fmt: skip
+            places[role] = (
+                Place(role, "cuda", _split(ids, service), other)
+                if on_gpu
+                else Place(role, "cpu", ((),) * service.num_replicas, other)
+            )
         elif role not in places:
             places[role] = Place(role, "cpu", ((),) * service.num_replicas)
     return places

@@ -64,7 +64,7 @@ class Service:
         return call
 
     async def acquire(self, pinned: Replica | None = None) -> Replica:
-        """The least loaded healthy replica with a free place (or `pinned`), its load counted; waits while there is none."""
+        """The least loaded healthy replica with a free place (or `pinned`), counted as loaded; waits for one."""
         replica = self._free(pinned)
         if replica is None:
             self._waiting += 1
@@ -110,7 +110,13 @@ class Service:
                 self._changed.notify_all()
             raise self._failed
         self.restarts += 1
-        log.warning("replica lost, restarting", service=self.name, replica=replica.index, reason=str(error), restart=self.restarts)  # fmt: skip
+        log.warning(
+            "replica lost, restarting",
+            service=self.name,
+            replica=replica.index,
+            reason=str(error),
+            restart=self.restarts,
+        )
         task = asyncio.create_task(self._restart(replica))
         self._restarting.add(task)
         task.add_done_callback(self._restarting.discard)

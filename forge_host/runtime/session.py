@@ -34,7 +34,9 @@ _current: Session | None = None
 class Session:
     """Owns every process that it started."""
 
-    def __init__(self, *, launcher: Launcher | None = None, log_dir: str | None = None, monarch: MonarchConfig | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, *, launcher: Launcher | None = None, log_dir: str | None = None, monarch: MonarchConfig | None = None
+    ) -> None:
         self.launcher: Launcher = launcher or LocalLauncher()
         self.log_dir = log_dir
         self.monarch = monarch or MonarchConfig()
@@ -128,8 +130,16 @@ class Session:
 
         async def start(replica: int, restart: int) -> ActorHandle:
             return await self.start_actor(
-                cls, config, args, kwargs, role=role, place=place, replica=replica, restart=restart, environment=environment,
-            )  # fmt: skip
+                cls,
+                config,
+                args,
+                kwargs,
+                role=role,
+                place=place,
+                replica=replica,
+                restart=restart,
+                environment=environment,
+            )
 
         service = Service(role or config.mesh_name or cls.__name__.lower(), config, start)
         await service.start()

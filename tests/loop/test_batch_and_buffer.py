@@ -22,13 +22,16 @@ def completion(prompt: int, response: int, start: int = 0, reason: str = "stop")
 def group(*rewards: float | None, length: int = 3) -> Group:
     prompt = Prompt(id="p", text="x")
     episodes = tuple(
-        Episode(id=f"p/{i}", prompt=prompt, completion=completion(2, length + i), reward=r) for i, r in enumerate(rewards)
+        Episode(id=f"p/{i}", prompt=prompt, completion=completion(2, length + i), reward=r)
+        for i, r in enumerate(rewards)
     )
     return Group(id="p", prompt=prompt, episodes=episodes)
 
 
 def test_packed_batches_hold_each_token_once() -> None:
-    rows = [Row(completion(3, n, start=10 * n), group_id=n, reward=float(n), advantage=float(n)) for n in (4, 1, 7, 2, 5)]
+    rows = [
+        Row(completion(3, n, start=10 * n), group_id=n, reward=float(n), advantage=float(n)) for n in (4, 1, 7, 2, 5)
+    ]
     inputs, targets = make_batches(rows, 2)
     assert sum(i["tokens"].numel() for i in inputs) == sum(r.num_tokens for r in rows)
     seen = {}

@@ -1,0 +1,84 @@
+"""The end of a run on the terminal: did it learn, what does the model say now, where is everything, what to try next.
+
+print_summary(json.load(open("runs/x/summary.json")))
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the summary that `forge_host.loop.run.run` returns. Plain text when the output is no terminal."""
+    console = console or Console(width=min(shutil.get_terminal_size((80, 24)).columns, 100), highlight=False)
+    rewards = summary["rewards"]
+    console.print()
+    if len(rewards) >= 2:
+        console.print(reward_curve(rewards, console.width), markup=False)
+    if summary["reward_first"] is not None:
+        edge = min(5, len(rewards))
+        console.print(
+            f"mean reward: first {edge} steps {summary['reward_first']:.3f}, last {edge} steps "
+            f"[bold]{summary['reward_last']:.3f}[/bold] ({summary['reward_last'] - summary['reward_first']:+.3f})"
+        )
+    if summary["train_s"] is not None:
+        console.print(
+            f"{summary['steps']} steps in {summary['train_s']:.0f} s, start-up {summary['startup_s']:.0f} s, "
+            f"policy version {summary['policy_version']}, {summary['weight_syncs_verified']:.0f} weight syncs verified"
+        )
+    if summary["samples"]:
+        console.print(samples_table(summary["samples"]))
+    console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
+    if "model" in summary:
+        console.print(f"trained model: {escape(summary['model'])} (Hugging Face format)", soft_wrap=True)
+    if summary["status"] == "done":
+        console.print("next: forge-host run quickstart --set dataset.high=30    a harder task")
+        console.print("      forge-host new my-reward --kind reward             your own reward")
+        console.print("      forge-host components list                         everything there is")
+
+
+def reward_curve(rewards: Sequence[float], width: int, height: int = 12) -> str:
+    """Mean reward over steps as a text plot, uncoloured."""
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(min(width, 80), height)
+    steps = list(range(1, len(rewards) + 1))
+    plotext.plot(steps, list(rewards), marker="braille")
+    low, high = min(0.0, *rewards), max(1.0, *rewards)
+    plotext.ylim(low, high)
+    plotext.title("mean reward")
+    plotext.xlabel("step")
+    plotext.xticks(sorted({1, len(steps), *range(5, len(steps), max(5, len(steps) // 8))}))
+    return str(plotext.uncolorize(plotext.build()))
+
+
+def samples_table(samples: Sequence[Mapping[str, Any]]) -> Table:
+    """Greedy answers to the same prompts before and after training."""
+    table = Table(
+        "prompt", "target", "before", "after", title="greedy answers to the same prompts", title_justify="left"
+    )
+    for sample in samples:
+        table.add_row(
+            _short(sample["prompt"], 40),
+            _short(sample["target"] or "", 12),
+            f"{_short(sample['before'], 40)} ({_reward(sample['before_reward'])})",
+            f"{_short(sample['after'], 40)} ({_reward(sample['after_reward'])})",
+        )
+    return table
+
+
+def _short(text: str, limit: int) -> str:
+    flat = " ".join(text.split())
+    return escape(flat if len(flat) <= limit else flat[: limit - 3] + "...")
+
+
+def _reward(value: float | None) -> str:
+    return "not graded" if value is None else f"{value:g}"
