@@ -42,6 +42,18 @@ SUMMARIES: dict[Kind, str] = {
 #: Kinds whose package has components of other kinds too, and those whose settings stand in a light module of their own.
 COMPANIONS: dict[Kind, tuple[Kind, ...]] = {"algorithm": ("loss", "advantage")}
 SEPARATE_CONFIG: tuple[Kind, ...] = ("generator", "trainer")
+#: Monarch has no type information; a package whose code uses it says so to mypy.
+MYPY_OVERRIDES = """
+[[tool.mypy.overrides]]
+module = "monarch.*"
+ignore_missing_imports = true
+
+[[tool.mypy.overrides]]
+module = "$package.*"
+disallow_untyped_decorators = false
+"""
+USES_MONARCH: tuple[Kind, ...] = ("generator", "trainer", "launcher")
+MAX_NAME_LENGTH = 32
 USAGE: dict[Kind, str] = {
     "reward": "forge-host run quickstart --set rewards=[$name]",
     "algorithm": "forge-host run quickstart --set algorithm=$name",
@@ -88,6 +100,8 @@ def write_package(name: str, kind: Kind, output: Path) -> Path:
         guess = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         fix = f"try `{guess}`" if NAME.match(guess) else "use lower-case words joined by `-`"
         raise UsageError(f"`{name}` is not lower-case words joined by `-`, beginning with a letter", fix=fix)
+    if len(name) > MAX_NAME_LENGTH:
+        raise UsageError(f"`{name}` has {len(name)} letters", fix=f"use at most {MAX_NAME_LENGTH}")
     folder = output / f"{PREFIX}{name}"
     if folder.exists():
         raise UsageError(f"{folder} exists and is left as it is", fix="choose another name or --output")
@@ -105,6 +119,7 @@ def write_package(name: str, kind: Kind, output: Path) -> Path:
         "host_requirement": host_requirement(__version__),
         "usage": f"    {_usage(name, kind)}",
         "ref": f"{name}/{name}",
+        "mypy_overrides": Template(MYPY_OVERRIDES).substitute(package=package) if kind in USES_MONARCH else "",
         "hooks": "\n\n".join(_hook(name, package, each) for each in kinds),
     }
     templates = files("forge_host") / "templates"
