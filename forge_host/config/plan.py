@@ -1,0 +1,103 @@
+"""What a run is made of, resolved: every chosen component with its plugin and settings, and what they need.
+
+    plan = resolve("quickstart", host=host).plan
+    print(plan.loss.ref, plan.loss.use.config, plan.needs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from forge_host.config.schema import RunConfig
+from forge_host.types import KL, Aggregation, Correction, SamplingParams, Use
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """A chosen component.
+
+    Args:
+        kind: "loss", "reward", ...
+        name: its name without the plugin's, for metrics; "my-reward" for `file.py:MyReward`.
+        plugin: name of the plugin that provides it; "" without one.
+        use: what `PluginHost.build` takes; its `config` holds every field's value, defaults included.
+        origin: distribution and version, or file, that it comes from.
+        needs: what its spec asks of the plan.
+    """
+
+    kind: str
+    name: str
+    plugin: str
+    use: Use
+    origin: str = ""
+    needs: frozenset[str] = frozenset()
+
+    @property
+    def ref(self) -> str:
+        return f"{self.plugin}/{self.name}" if self.plugin else self.use.ref
+
+    def describe(self) -> str:
+        return f"{self.kind} `{self.ref}`"
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """The components and settings of one run, and the `config` they were chosen from.
+
+    `needs` is the union of the parts' needs plus what the settings ask for: "ref_logprobs", "old_logprobs",
+    "unfiltered-sampling", "groups", "sequence-advantages".
+    """
+
+    config: RunConfig
+    algorithm: Part
+    model: Part
+    dataset: Part
+    rewards: tuple[tuple[Part, float], ...]
+    loss: Part
+    advantage: Part
+    sampler: Part
+    shaping: tuple[Part, ...]
+    generator: Part
+    trainer: Part
+    transport: Part
+    launcher: Part
+    trackers: tuple[Part, ...]
+    sampling: SamplingParams
+    aggregation: Aggregation
+    kl: KL
+    correction: Correction
+    entropy_coef: float
+    mask_truncated: bool
+    needs: frozenset[str] = frozenset()
+
+    @property
+    def needs_ref_logprobs(self) -> bool:
+        return "ref_logprobs" in self.needs
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        return "old_logprobs" in self.needs
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that get processes; the reference model's only when something needs its log-probabilities."""
+        return ("generator", "trainer", "reward", *(("ref_model",) if self.needs_ref_logprobs else ()))
+
+    def parts(self) -> Iterator[Part]:
+        """Every component of the run, the model first."""
+        yield from (self.model, self.dataset, *(part for part, _weight in self.rewards), self.loss, self.advantage)
+        yield from (self.sampler, *self.shaping, self.generator, self.trainer, self.transport, self.launcher)
+        yield from self.trackers
+
+
+def with_needs(plan: Plan, *more: str) -> Plan:
+    """The plan with its needs filled in from its parts and settings, and `more`."""
+    needs = set(more).union(*(part.needs for part in plan.parts()))
+    if plan.kl.beta > 0:
+        needs.add("ref_logprobs")
+    if plan.correction.mode != "none":
+        # Under top-p or top-k the sampler's log-probabilities are not of the distribution it drew from.
+        needs.add("unfiltered-sampling")
+    return attrs.evolve(plan, needs=frozenset(needs))
