@@ -150,13 +150,14 @@ def _union(value: Any, options: tuple[Any, ...], tp: Any, path: PathTo) -> Any:
                 return coerce(value, option, path)
             except FieldError as error:
                 failures.append(error)
-    # When only one type was possible, or the error lies inside the value, its own message says more.
-    inside = [error for error in failures if len(error.path) > len(path)]
-    if len(failures) == 1 and (inside or get_origin(options[0]) is Literal):
-        raise failures[0]
-    raise inside[0] if inside else FieldError(
-        f"`{dotted(path)}` must be {type_name(tp)}, got {show(value)}", path=path
-    )
+    # An error inside the value, or one with its own words, says more than the list of types.
+    plain = f"`{dotted(path)}` must be"
+    for error, option in zip(failures, [o for o in options if o is not type(None)], strict=True):
+        own_words = not error.message.startswith(f"{plain} {type_name(option)}, got")
+        if len(error.path) > len(path) or (own_words and len(failures) == 1):
+            raise error
+    fix = failures[0].fix if len(failures) == 1 else None
+    raise FieldError(f"{plain} {type_name(tp)}, got {show(value)}", path=path, fix=fix)
 
 
 def _sequence(value: Any, base: Any, args: tuple[Any, ...], tp: Any, path: PathTo) -> Any:

@@ -229,9 +229,9 @@ class PluginHost:
         """Versions and hashes of what is loaded, and of the files that references named so far."""
         return make_lock([loaded.record for loaded in self._loaded.values()], self._files)
 
-    def _notes(self) -> dict[str, str]:
+    def _notes(self) -> dict[str, PluginError]:
         """By plugin, why its components are not there; for the error about an unknown name."""
-        return {r.name: _refusal(r).message for r in self._records if r.broken or r.state == "blocked"}
+        return {r.name: _refusal(r) for r in self._records if r.broken or r.state == "blocked"}
 
 
 def _clean(names: Sequence[str]) -> list[str]:
@@ -272,8 +272,9 @@ def _check_kind(kind: str) -> None:
 
 
 def _refusal(record: PluginRecord) -> PluginError:
-    verb = "is blocked" if record.state == "blocked" else "cannot be loaded"
-    return PluginError(f"{record.describe()} {verb}: {record.reason}", fix=DOCTOR)
+    if record.state == "blocked":
+        return PluginError(f"{record.describe()} is {record.reason}", fix=f"leave out `--no-plugin {record.name}`")
+    return PluginError(f"{record.describe()} cannot be loaded: {record.reason}", fix=DOCTOR)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -61,6 +61,11 @@ class PluginLock:
     plugins: tuple[LockedPlugin, ...]
     files: Mapping[str, str] = attrs.field(factory=dict)
 
+    @property
+    def local_files(self) -> tuple[str, ...]:
+        """Paths of the one-file plugins and of the files that references named."""
+        return tuple(sorted({*(p.path for p in self.plugins if p.path), *self.files}))
+
     def write(self, path: str | Path) -> None:
         """Writes JSON with sorted keys, so that two locks can be compared by eye."""
         Path(path).write_text(self.dumps(), encoding="utf-8")

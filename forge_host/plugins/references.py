@@ -76,7 +76,7 @@ def lookup(entries: Sequence[Entry], kind: Kind, ref: str) -> Entry | None:
     return found[0] if found else None
 
 
-def unknown(entries: Sequence[Entry], kind: Kind, ref: str, notes: Mapping[str, str]) -> PluginError:
+def unknown(entries: Sequence[Entry], kind: Kind, ref: str, notes: Mapping[str, PluginError]) -> PluginError:
     """The error for a reference that names nothing; `notes` says by plugin why it is not loaded."""
     plugin, _, name = ref.rpartition("/")
     message = f"no {kind} is named `{ref}`"
@@ -86,9 +86,9 @@ def unknown(entries: Sequence[Entry], kind: Kind, ref: str, notes: Mapping[str, 
         message += f"; `{name}` is {kinds}"
     owner = plugin or ref
     if owner in notes:
-        return PluginError(f"{message}; {notes[owner]}", fix="run `forge-host plugins doctor`")
+        return PluginError(f"{message}; {notes[owner].message}", fix=notes[owner].fix)
     if notes:
-        message += f" ({'; '.join(notes.values())})"
+        message += f" ({'; '.join(note.message for note in notes.values())})"
     offered = [e for e in entries if e.kind == kind]
     matches = near(ref, [e.ref for e in offered] if plugin else [e.spec.name for e in offered])
     if not matches and plugin:

@@ -10,13 +10,18 @@ from collections.abc import Iterable
 
 def near(name: str, names: Iterable[str], limit: int = 3) -> list[str]:
     """Up to `limit` of `names` that look like `name`, best first; case and `-`/`_` do not count."""
-    from difflib import get_close_matches
+    from difflib import SequenceMatcher
 
-    folded: dict[str, str] = {}
-    for candidate in sorted(set(names)):
-        folded.setdefault(candidate.lower().replace("_", "-"), candidate)
-    close = get_close_matches(name.lower().replace("_", "-"), folded, n=limit, cutoff=0.6)
-    return [folded[match] for match in close]
+    folded = _fold(name)
+    scores = [(SequenceMatcher(None, folded, _fold(other)).ratio(), other) for other in sorted(set(names))]
+    best = max((score for score, _ in scores), default=0.0)
+    # The second best is worth naming only when it is about as good.
+    close = [(-score, other) for score, other in scores if score >= max(0.6, best - 0.1)]
+    return [other for _, other in sorted(close)[:limit]]
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:

@@ -15,6 +15,31 @@ from collections.abc import Mapping
 from pathlib import Path
 
 GROUP = "forge_host.plugins"
+#: The first lines of a declaration module.
+HEADER = """
+import attrs
+from forge_host.api import CommandSpec, ComponentSpec, Finding, ForgePlugin, RunError, field, hookimpl
+FORGE_API = "1.0"
+"""
+
+
+def reward_source(name: str) -> str:
+    """A declaration module that offers one reward, whose target stands in the same module."""
+    return (
+        HEADER
+        + f"""
+@attrs.frozen
+class Reward:
+    scale: float = field(default=1.0, help="multiplies the score")
+
+    def __call__(self, response):
+        return self.scale * len(response)
+
+@hookimpl
+def forge_rewards(host):
+    return [ComponentSpec({name!r}, f"{{__name__}}:Reward", "length of the response")]
+"""
+    )
 
 
 def write_dist(
