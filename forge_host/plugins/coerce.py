@@ -152,10 +152,10 @@ def _union(value: Any, options: tuple[Any, ...], tp: Any, path: PathTo) -> Any:
                 failures.append(error)
     # An error inside the value, or one with its own words, says more than the list of types.
     plain = f"`{dotted(path)}` must be"
-    for error, option in zip(failures, [o for o in options if o is not type(None)], strict=True):
-        own_words = not error.message.startswith(f"{plain} {type_name(option)}, got")
-        if len(error.path) > len(path) or (own_words and len(failures) == 1):
-            raise error
+    for failure, option in zip(failures, [o for o in options if o is not type(None)], strict=True):
+        own_words = not failure.message.startswith(f"{plain} {type_name(option)}, got")
+        if len(failure.path) > len(path) or (own_words and len(failures) == 1):
+            raise failure
     fix = failures[0].fix if len(failures) == 1 else None
     raise FieldError(f"{plain} {type_name(tp)}, got {show(value)}", path=path, fix=fix)
 

@@ -205,7 +205,7 @@ class PluginHost:
             self.ensure(plugin)
             entry = references.lookup(self._entries(), kind, ref)
         if entry is None:
-            raise references.unknown(self._entries(), kind, ref, self._notes())
+            raise references.unknown(self._entries(), kind, ref, self._notes(plugin))
         if _version(entry.spec.since) > _version(self.info.api):
             raise PluginError(
                 f"{entry.describe()} works from host API {entry.spec.since} on, this host has {self.info.api}",
@@ -229,9 +229,13 @@ class PluginHost:
         """Versions and hashes of what is loaded, and of the files that references named so far."""
         return make_lock([loaded.record for loaded in self._loaded.values()], self._files)
 
-    def _notes(self) -> dict[str, PluginError]:
+    def _notes(self, asked: str) -> dict[str, PluginError]:
         """By plugin, why its components are not there; for the error about an unknown name."""
-        return {r.name: _refusal(r) for r in self._records if r.broken or r.state == "blocked"}
+        return {
+            record.name: _refusal(record)
+            for record in self._records
+            if record.broken or record.state == "blocked" or (record.state == "discovered" and record.name == asked)
+        }
 
 
 def _clean(names: Sequence[str]) -> list[str]:
@@ -274,6 +278,8 @@ def _check_kind(kind: str) -> None:
 def _refusal(record: PluginRecord) -> PluginError:
     if record.state == "blocked":
         return PluginError(f"{record.describe()} is {record.reason}", fix=f"leave out `--no-plugin {record.name}`")
+    if record.state == "discovered":
+        return PluginError(f"{record.describe()} is not selected", fix=f"add `{record.name}` to `--plugins`")
     return PluginError(f"{record.describe()} cannot be loaded: {record.reason}", fix=DOCTOR)
 
 

@@ -176,7 +176,7 @@ def test_references_load_one_more_plugin_by_its_name(install):
     assert host.find("reward", "late").plugin == "late"
     assert record(host, "late").state == "loaded"
     assert only("early").find("reward", "late/late").plugin == "late"
-    with pytest.raises(PluginError, match="no reward is named `late`"):
+    with pytest.raises(PluginError, match="no reward is named `late`; plugin `late`.* is not selected; add"):
         PluginHost.load(()).find("reward", "late")
 
 

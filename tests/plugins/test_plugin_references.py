@@ -129,7 +129,13 @@ def test_module_reference():
 
 @pytest.mark.parametrize(
     ("python", "name"),
-    [("MyReward", "my-reward"), ("HTTPReward2", "http-reward2"), ("my_func", "my-func"), ("A.In", "in"), ("2x", "c-2x")],
+    [
+        ("MyReward", "my-reward"),
+        ("HTTPGet2", "http-get2"),
+        ("my_func", "my-func"),
+        ("A.In", "in"),
+        ("2x", "c-2x"),
+    ],
 )
 def test_component_name(python, name):
     assert component_name(python) == name
