@@ -44,9 +44,12 @@ def forge_samplers(host: HostInfo) -> Iterable[ComponentSpec]:
 
 @hookimpl
 def forge_transports(host: HostInfo) -> Iterable[ComponentSpec]:
-    return []
+    return [
+        ComponentSpec("shm", "forge_host.builtin.transports.shm:SharedMemory", "shared memory of one host"),
+        ComponentSpec("file", "forge_host.builtin.transports.file:Files", "safetensors files in a shared folder"),
+    ]
 
 
 @hookimpl
 def forge_launchers(host: HostInfo) -> Iterable[ComponentSpec]:
-    return []
+    return [ComponentSpec("local", "forge_host.runtime.launch:LocalLauncher", "every process on this host")]
