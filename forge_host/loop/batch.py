@@ -39,7 +39,7 @@ class Row:
 
 
 def rows_of(groups: Sequence[Group], *, mask_truncated: bool = False) -> list[Row]:
-    """The trainable episodes of the groups: graded and not empty. `mask_truncated` keeps cut-off ones out of the loss."""
+    """The trainable episodes: graded and not empty. `mask_truncated` keeps cut-off ones out of the loss."""
     return [
         Row(
             completion=episode.completion,

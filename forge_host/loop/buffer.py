@@ -2,8 +2,8 @@
 
 A rollout may start only while fewer than `(version + 1 + max_policy_age) * groups_per_version` groups were ever
 admitted (rejected ones give their slot back). Groups are taken in the order they finish, except that one which would
-be too old at the next version is taken first and waited for. So with V the trainer's version when a group is trained and v the
-version it was admitted at: V - v <= max_policy_age. With max_policy_age 0 this is plain synchronous training.
+be too old at the next version is taken first and waited for. So with V the trainer's version when a group is trained
+and v the version it was admitted at: V - v <= max_policy_age. With max_policy_age 0 this is plain synchronous training.
 
     ticket = await buffer.admit(); ...; buffer.finish(ticket, group); groups = await buffer.take(8)
 """
@@ -43,7 +43,7 @@ class Buffer:
         self.rejected: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()
         self._live: dict[int, Ticket] = {}
-        self._next = 0
+        self.next_ticket = 0
         self._failure: BaseException | None = None
         self._changed = asyncio.Condition()
 
@@ -60,8 +60,8 @@ class Buffer:
         async with self._changed:
             await self._changed.wait_for(lambda: self._failure or self.admitted < self._limit())
             self._raise()
-            ticket = Ticket(self._next, self.version)
-            self._next += 1
+            ticket = Ticket(self.next_ticket, self.version)
+            self.next_ticket += 1
             self.admitted += 1
             self._live[ticket.number] = ticket
             return ticket
@@ -113,6 +113,12 @@ class Buffer:
         async with self._changed:
             self.version = version
             self._changed.notify_all()
+
+    def restore(self, version: int, consumed: int, next_ticket: int) -> None:
+        """Go on where a checkpoint was written; before anything is admitted."""
+        assert not self._live and self.admitted == 0
+        self.version, self.next_ticket = version, next_ticket
+        self.admitted = self.consumed = consumed
 
     async def fail(self, error: BaseException) -> None:
         """End every wait with this error."""

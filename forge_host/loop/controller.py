@@ -14,6 +14,7 @@ import attrs
 import structlog
 
 from forge_host.errors import ForgeError, RunError
+from forge_host.loop import checkpoint
 from forge_host.loop.buffer import Buffer, Ticket
 from forge_host.loop.roles import Roles
 from forge_host.loop.rollout import Roller
@@ -48,10 +49,12 @@ class Controller:
         trackers: Trackers,
         info: RunInfo,
         stop: asyncio.Event,
+        lock_text: str,
     ) -> None:
         self.config, self.plan, self.host, self.roles = config, plan, host, roles
         self.roller, self.stepper, self.stream = roller, stepper, stream
         self.directory, self.trackers, self.info, self.stop = directory, trackers, info, stop
+        self.lock_text = lock_text
         training = config.training
         self.sync = WeightSync(
             roles.trainer, roles.generator, verify=training.verify_weight_sync, timeout_s=training.weight_sync_timeout
@@ -67,6 +70,9 @@ class Controller:
         self._rollouts: set[asyncio.Task[None]] = set()
         self._update: asyncio.Task[float] | None = None
         self._rejected_before = 0
+        self._saved_at = 0
+        self._pending: dict[str, Prompt] = {}  # by group id: given out by the stream, not yet trained on or rejected
+        self._again: list[Prompt] = []  # were pending when the checkpoint was written
 
     async def run(self) -> None:
         """Train until `max_steps` or `stop`.
@@ -93,11 +99,14 @@ class Controller:
         waited = time.perf_counter() - began
         metrics = await self.stepper(groups, self.version)
         self.step += 1
+        for group in groups:
+            del self._pending[group.id]
         publish_s = update_s = 0.0
         if self.step % training.sync_interval == 0:
             update_s = await self._updated()  # the update before must be over: a transport keeps two versions
             publish_s = await self.sync.publish(self.version + 1)
             self.version += 1
+            await self._save_if_due()
             self._update = asyncio.create_task(self._spread(self.version))
             if training.max_policy_age == 0:
                 update_s += await self._updated()
@@ -132,6 +141,44 @@ class Controller:
         self.trackers.log(report)
         self.host.hooks.forge_step_finished(run=self.info, report=report)
 
+    async def _save_if_due(self) -> None:
+        """A checkpoint every `checkpoint.interval` steps, at the next publish: there the data position is exact."""
+        interval = self.config.checkpoint.interval
+        if interval and self.step - self._saved_at >= interval:
+            await self.save()
+
+    async def save(self) -> str | None:
+        """Write a checkpoint of the last whole step; its path, or None when that step has one already."""
+        if self.step == self._saved_at:
+            return None
+        state = {
+            "step": self.step,
+            "version": self.version,
+            "stream": self.stream.state_dict(),
+            "pending": [attrs.asdict(prompt) for prompt in self._pending.values()],
+            "next_ticket": self.buffer.next_ticket,
+        }
+        path = await checkpoint.save(
+            self.directory.path, state, self.lock_text, self.roles.trainer.save.call, self.config.checkpoint.keep
+        )
+        self._saved_at = self.step
+        self.host.hooks.forge_checkpoint_saved(run=self.info, step=self.step, path=str(path))
+        return str(path)
+
+    async def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint: trainer, data position, rollouts under way, and its weights to the generators."""
+        await self.roles.trainer.load.call(saved.trainer)
+        state = saved.state
+        self.stream.load_state_dict(state["stream"])
+        self._again = [Prompt(**prompt) for prompt in state["pending"]]
+        self.step = self._saved_at = state["step"]
+        # Between two publishes the trainer is ahead of its published version; what generators get now is a newer one.
+        self.version = state["version"] + (1 if self.step % self.config.training.sync_interval else 0)
+        self.buffer.restore(self.version, self.step * self.config.training.batch_size, state["next_ticket"])
+        if self.version:
+            await self.sync.publish(self.version)
+            await self.sync.update()
+
     async def _spread(self, version: int) -> float:
         """Load the published weights into the generators, then let rollouts of this version start."""
         try:
@@ -156,7 +203,9 @@ class Controller:
         try:
             while True:
                 ticket = await self.buffer.admit()
-                task = asyncio.create_task(self._roll(ticket, next(self.stream)))
+                prompt = self._again.pop(0) if self._again else next(self.stream)
+                self._pending[_group_id(ticket, prompt)] = prompt
+                task = asyncio.create_task(self._roll(ticket, prompt))
                 self._rollouts.add(task)
                 task.add_done_callback(self._rollouts.discard)
         except (ForgeError, OSError) as error:
@@ -164,9 +213,11 @@ class Controller:
 
     async def _roll(self, ticket: Ticket, prompt: Prompt) -> None:
         try:
-            group, verdict = await self.roller.roll(f"{ticket.number}:{prompt.id}", prompt)
+            group, verdict = await self.roller.roll(_group_id(ticket, prompt), prompt)
             self.directory.record(self.step + 1, group, verdict)
             self.host.hooks.forge_group_scored(run=self.info, group=group)
+            if not verdict.keep:
+                del self._pending[group.id]
             await self.buffer.finish(ticket, group if verdict.keep else None, verdict.reason or "rejected")
         except Exception as error:  # any failure of a rollout ends the run with that failure, not with a hang
             await self.buffer.fail(error)
@@ -195,3 +246,7 @@ class Controller:
         for group in groups:
             self.directory.record(self.step, group, Verdict(False, "probe"))
         return groups
+
+
+def _group_id(ticket: Ticket, prompt: Prompt) -> str:
+    return f"{ticket.number}:{prompt.id}"

@@ -30,9 +30,22 @@ class RunDirectory:
             raise UsageError(
                 f"cannot make a run directory at {path or root}: {error.strerror}", fix="set run_dir or --run-dir"
             ) from error
+        self._open()
+
+    @classmethod
+    def reopen(cls, path: Path, step: int) -> RunDirectory:
+        """The directory of a run that goes on after `step`; what it recorded of later steps is removed."""
+        directory = cls.__new__(cls)
+        directory.path = path
+        for name in ("metrics.jsonl", "rollouts/rollouts.jsonl"):
+            _cut(path / name, step)
+        directory._open()
+        return directory
+
+    def _open(self) -> None:
         self.id = self.path.name
         for folder in ("logs", "rollouts", "checkpoints"):
-            (self.path / folder).mkdir()
+            (self.path / folder).mkdir(exist_ok=True)
         self._rollouts = open(self.path / "rollouts" / "rollouts.jsonl", "a", encoding="utf-8")
 
     def write_text(self, name: str, text: str) -> None:
@@ -69,6 +82,22 @@ class RunDirectory:
 
     def close(self) -> None:
         self._rollouts.close()
+
+
+def _cut(file: Path, step: int) -> None:
+    """Keep the lines of a JSON-lines file up to a step; a line cut short by a crash goes too."""
+    if not file.exists():
+        return
+    kept = []
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except ValueError:
+            continue
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, file)
 
 
 def _exactly(path: Path) -> Path:

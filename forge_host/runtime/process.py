@@ -10,16 +10,28 @@ import functools
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
-def bootstrap(log_dir: str | None, mesh: str) -> Callable[[], None]:
+def bootstrap(log_dir: str | None, mesh: str, files: Sequence[str] = ()) -> Callable[[], None]:
     """The callable that `prepare`s each process of a mesh."""
-    return functools.partial(prepare, log_dir, mesh)
+    return functools.partial(prepare, log_dir, mesh, tuple(files))
 
 
-def prepare(log_dir: str | None, mesh: str) -> None:
-    """Redirect stdout and stderr (native code's too) to `log_dir/mesh.RANK.log`."""
+def prepare(log_dir: str | None, mesh: str, files: Sequence[str] = ()) -> None:
+    """Redirect stdout and stderr (native code's too) to `log_dir/mesh.RANK.log`, and import the run's one-file modules.
+
+    An actor class from such a file reaches the process as a reference to its module, which must be there by then.
+    """
+    _redirect(log_dir, mesh)
+    if files:
+        from forge_host.plugins.targets import import_file
+
+        for file in files:
+            import_file(file)
+
+
+def _redirect(log_dir: str | None, mesh: str) -> None:
     if log_dir is None:
         return
     os.makedirs(log_dir, exist_ok=True)

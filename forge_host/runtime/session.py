@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import monarch.actor
@@ -32,13 +32,25 @@ _current: Session | None = None
 
 
 class Session:
-    """Owns every process that it started."""
+    """Owns every process that it started.
+
+    Args:
+        launcher: where processes run; this host by default.
+        log_dir: folder of the processes' logs; None leaves their output where it goes.
+        monarch: deadlines.
+        files: one-file modules (`file.py:Attr` references) that every process imports first.
+    """
 
     def __init__(
-        self, *, launcher: Launcher | None = None, log_dir: str | None = None, monarch: MonarchConfig | None = None
+        self,
+        *,
+        launcher: Launcher | None = None,
+        log_dir: str | None = None,
+        monarch: MonarchConfig | None = None,
+        files: Sequence[str] = (),
     ) -> None:
         self.launcher: Launcher = launcher or LocalLauncher()
-        self.log_dir = log_dir
+        self.log_dir, self.files = log_dir, tuple(files)
         self.monarch = monarch or MonarchConfig()
         self._handles: list[ActorHandle] = []
         self._counter = itertools.count()
@@ -105,7 +117,7 @@ class Session:
         proc_mesh = self.launcher.hosts(role).spawn_procs(
             per_host={"procs": procs},
             name=mesh.replace("-", "_"),
-            bootstrap=bootstrap(self.log_dir, mesh),
+            bootstrap=bootstrap(self.log_dir, mesh, self.files),
             bootstrap_command=command,
         )
         actor = proc_mesh.spawn(mesh.replace("-", "_"), cls, *args, **kwargs)

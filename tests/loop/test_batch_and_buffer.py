@@ -4,7 +4,6 @@ import asyncio
 import random
 
 import pytest
-import torch
 
 from forge_host.errors import RunError, UsageError
 from forge_host.loop.batch import Row, balance, make_batches, num_bins, rows_of, unpad
@@ -69,9 +68,10 @@ def test_bins_follow_memory_and_ranks() -> None:
 def test_ungraded_empty_and_truncated_rows() -> None:
     rows = rows_of([group(1.0, None, 0.0), group(0.5, length=0)])
     assert [(r.group_id, r.reward) for r in rows] == [(0, 1.0), (0, 0.0)]
+    prompt = Prompt(id="q", text="x")
     cut = Group(
-        id="q", prompt=Prompt(id="q", text="x"),
-        episodes=(Episode(id="q/0", prompt=Prompt(id="q", text="x"), completion=completion(1, 4, reason="length"), reward=1.0),),
+        id="q", prompt=prompt,
+        episodes=(Episode(id="q/0", prompt=prompt, completion=completion(1, 4, reason="length"), reward=1.0),),
     )  # fmt: skip
     (row,) = rows_of([cut], mask_truncated=True)
     _, (target,) = make_batches([row], 1)

@@ -1,0 +1,146 @@
+"""A one-file plugin with a table-model generator and trainer as real Monarch actors, and rewards that misbehave.
+
+The rest of a run (processes, services, transport, loop, reward service, run directory) is the real thing, so the loop
+and its failures are tested in seconds.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import attrs
+from monarch.actor import concurrent_endpoint, endpoint
+
+from forge_host.api import ComponentSpec, RewardResult, field, hookimpl
+from forge_host.runtime.actor import ForgeActor
+
+FORGE_API = "1.0"
+
+
+@attrs.frozen(kw_only=True)
+class FakeConfig:
+    die_at: int = field(default=0, help="this call kills the process; 0 never")
+    delay_s: float = field(default=0.0, help="time of one call", unit="s")
+    wrong_weights: bool = field(default=False, help="load something else than was published")
+    no_versions: bool = field(default=False, help="forget the policy versions")
+    flag: str = field(default="", help="file that is made on the first death, after which no more happen")
+
+
+class FakeActor(ForgeActor):
+    def __init__(self, config, context) -> None:
+        self.config, self.context, self.calls = config, context, 0
+
+    def transport(self):
+        transport = self.context.host().build("transport", self.context.transport)
+        transport.open(self.context.namespace)
+        return transport
+
+    async def called(self) -> None:
+        self.calls += 1
+        await asyncio.sleep(self.config.delay_s)
+        if self.config.die_at == self.calls and not (self.config.flag and Path(self.config.flag).exists()):
+            if self.config.flag:
+                Path(self.config.flag).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Generator(FakeActor):
+    @endpoint
+    async def setup(self) -> None:
+        from forge_host.testing.fakes import FakeGenerator
+
+        self.model = FakeGenerator(transport=self.transport())
+
+    @concurrent_endpoint
+    async def generate(self, prompt_ids, params):
+        version = self.model.policy_version
+        await self.called()
+        completions = self.model.generate(prompt_ids, params)
+        versions = [] if self.config.no_versions else None
+        return [
+            attrs.evolve(c, policy_versions=versions if versions is not None else [version] * len(c.token_ids))
+            for c in completions
+        ]
+
+    @concurrent_endpoint
+    async def update_weights(self, receipt, checksum=False) -> str:
+        from forge_host.loop.checksum import tensor_digest, weights_digest
+
+        self.model.update_weights(receipt)
+        if self.config.wrong_weights:
+            self.model.weight += 1
+        return weights_digest([("weight", tensor_digest(self.model.weight))]) if checksum else ""
+
+
+class Trainer(FakeActor):
+    @endpoint
+    async def setup(self) -> None:
+        from forge_host.testing.fakes import FakeTrainer
+
+        self._transport = self.transport()
+        self.model = FakeTrainer(transport=self._transport)
+
+    @endpoint
+    async def train_step(self, inputs, targets) -> float:
+        await self.called()
+        return self.model.train_step(inputs, targets)
+
+    @endpoint
+    async def logprobs(self, inputs, targets):
+        return self.model.logprobs(inputs, targets)
+
+    @endpoint
+    async def metrics(self):
+        return {"policy/loss": 0.0}
+
+    @endpoint
+    async def publish(self, version: int):
+        return self._transport.publish(version, [("weight", self.model.weight.detach())], checksums=True)
+
+    @endpoint
+    async def save_hf(self, path: str) -> None:
+        import torch
+
+        Path(path).mkdir(parents=True)
+        torch.save(self.model.weight, Path(path) / "weight.pt")
+
+
+def share_of_b(response: str) -> RewardResult:
+    """What the table model has to learn: say b."""
+    value = response.count("b") / max(len(response), 1)
+    return RewardResult(value, {"b": value}, "counted")
+
+
+def raises(response: str) -> float:
+    raise ZeroDivisionError("in the reward")
+
+
+def sometimes_raises(response: str) -> float:
+    if response.startswith("c"):
+        raise ZeroDivisionError("c")
+    return response.count("b") / max(len(response), 1)
+
+
+def hangs(response: str) -> float:
+    while True:
+        time.sleep(0.01)
+
+
+def text(response: str) -> str:
+    return "good"
+
+
+def constant(response: str) -> float:
+    return 1.0
+
+
+@hookimpl
+def forge_generators(host):
+    return [ComponentSpec("fake", f"{__name__}:Generator", "table model", config=f"{__name__}:FakeConfig")]
+
+
+@hookimpl
+def forge_trainers(host):
+    return [ComponentSpec("fake", f"{__name__}:Trainer", "table model", config=f"{__name__}:FakeConfig")]
