@@ -1,7 +1,7 @@
 """What happens first in every remote process: its output goes to a log file.
 
-That it dies with its parent is Monarch's own doing. `prepare` is handed to Monarch as the bootstrap callable, so it must
-pickle by reference and stay light.
+That it dies with its parent is Monarch's own doing. `prepare` is handed to Monarch as the bootstrap callable, so it
+must pickle by reference and stay light.
 """
 
 from __future__ import annotations
