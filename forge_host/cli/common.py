@@ -1,9 +1,9 @@
 """What `run`, `config` and every other command with a configuration share: options, plugins, `--trainer.procs 4`.
 
-    @click.command(context_settings=CONFIG_CONTEXT)
-    @config_options
-    def show(setup: Setup) -> None:
-        resolved = setup.resolve()
+@click.command(context_settings=CONFIG_CONTEXT)
+@config_options
+def show(setup: Setup) -> None:
+    resolved = setup.resolve()
 """
 
 from __future__ import annotations
@@ -45,28 +45,30 @@ class Setup:
         if self._host is None:
             from forge_host.config import load_plugins
 
-            self._host = load_plugins(
-                self.configs, plugins=self.plugins, no_plugins=self.no_plugins, plugin_files=self.plugin_files
-            )
+            self._host = load_plugins(self.configs, **self._asked())
         return self._host
 
     def resolve(self, check: bool = True) -> Resolved:
         from forge_host.config import resolve
+        from forge_host.config.select import select_plugins
 
-        chosen = {"plugins": self.plugins, "no_plugins": self.no_plugins, "plugin_files": self.plugin_files}
-        options = {key: list(value) for key, value in chosen.items() if value or key == "plugins" and value is not None}
+        asked = self._asked()
+        chosen = select_plugins(self.configs, **asked)
+        # The record of a run must load the same plugins again, so what the command line chose becomes configuration.
+        options = {key: getattr(chosen, key) for key, value in asked.items() if value not in (None, ())}
+        if self.plugins == ():
+            options["plugins"] = ()
         host = self.host
         return resolve(
             self.configs, overrides=self.overrides, options={**self.options, **options}, host=host, check=check
         )
 
+    def _asked(self) -> dict[str, Any]:
+        return {"plugins": self.plugins, "no_plugins": self.no_plugins, "plugin_files": self.plugin_files}
+
 
 def config_options(command: F) -> F:
-    """Adds [CONFIG], --config, --set, --plugins, --no-plugin, --plugin-file and --KEY VALUE; passes `setup: Setup`.
-
-    The command may take one more positional argument by setting `extra_arguments` in its context settings' place: what
-    is left after the configuration comes as `arguments`.
-    """
+    """Adds [CONFIG], --config, --set, --plugins, --no-plugin, --plugin-file and --KEY VALUE; passes a `Setup` first."""
 
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG] [--KEY VALUE]...")
     @click.option("--config", "config_files", multiple=True, metavar="FILE", help="Configuration; several are merged.")

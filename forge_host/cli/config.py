@@ -1,8 +1,10 @@
-"""`forge-host config show | explain | schema`: what a configuration says, where each value came from, and what it may say.
+"""`forge-host config show | explain | schema`: what a configuration says, where it came from, and what it may say.
 
     forge-host config show c.yaml --set training.seed=1
     forge-host config explain c.yaml training.batch_size
     forge-host config schema > schema.json
+
+`show` and `explain` work on configurations that would not run, and say on stderr why they would not.
 """
 
 from __future__ import annotations

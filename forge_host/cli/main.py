@@ -1,7 +1,7 @@
 """`forge-host`: the group of commands, and the one place where errors become a sentence and an exit code.
 
-Commands are imported when called, so `forge-host --help` is fast and loads neither torch nor monarch. Adding one is a line
-in `COMMANDS`; plugins add theirs with the hook `forge_commands`.
+Commands are imported when called, so `forge-host --help` is fast and loads neither torch nor monarch. Adding one is a
+line in `COMMANDS`; plugins add theirs with the hook `forge_commands`.
 
     from forge_host.cli.main import main
 
@@ -11,7 +11,6 @@ in `COMMANDS`; plugins add theirs with the hook `forge_commands`.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -82,7 +81,7 @@ class LazyGroup(click.Group):
 
 
 def _plugin_commands() -> dict[str, list[tuple[str, CommandSpec]]]:
-    """Commands that installed plugins add, each with its plugins; a broken plugin adds none (`plugins doctor` says why)."""
+    """Commands that installed plugins add, with its plugins; a broken one adds none (`plugins doctor` says why)."""
     from forge_host.plugins import PluginHost
 
     found: dict[str, list[tuple[str, CommandSpec]]] = {}
@@ -122,7 +121,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (`| head`) has what it wanted; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return 1
     except ForgeError as error:
         return _report(error, str(error), error.exit_code)
     except Exception as error:

@@ -2,46 +2,73 @@
 
     forge-host run quickstart
     forge-host run c.yaml --plugins dapo,math --set training.max_steps=20 --trainer.procs 4
+
+`--resume RUN` takes the run's own configuration; what is set on the command line still wins over it.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from forge_host.cli.common import CONFIG_CONTEXT, Setup, config_options
+from forge_host.errors import UsageError
+
+if TYPE_CHECKING:
+    from forge_host.loop.checkpoint import Checkpoint
 
 
 @click.command(context_settings=CONFIG_CONTEXT)
 @config_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
-@click.option("--locked", type=click.Path(), metavar="FILE", help="Refuse plugins that differ from this plugins.lock.")
+@click.option("--resume", metavar="RUN", help="Go on from the newest good checkpoint of this run directory.")
+@click.option("--locked", metavar="FILE", help="Refuse plugins that differ from this plugins.lock.")
 @click.option("--run-dir", metavar="DIR", help="Make exactly this run directory.")
 @click.option("--quiet", is_flag=True, help="No live progress; only the summary.")
-def run(setup: Setup, dry_run: bool, locked: str | None, run_dir: str | None, quiet: bool) -> None:
-    """Train. CONFIG is a YAML file or a recipe's name (default: quickstart)."""
-    if not setup.configs:
-        setup.configs = ("quickstart",)
+def run(setup: Setup, dry_run: bool, resume: str | None, locked: str | None, run_dir: str | None, quiet: bool) -> None:
+    """Train. CONFIG is a YAML file or a recipe's name (default: quickstart); --KEY VALUE sets any key of it."""
+    checkpoint = None
+    if resume is not None:
+        if run_dir:
+            raise UsageError("--resume goes on in its own run directory", fix="drop --run-dir")
+        checkpoint = _checkpoint(Path(resume))
+        setup.configs = (str(Path(resume) / "config.resolved.yaml"), *setup.configs)
+    setup.configs = setup.configs or ("quickstart",)
     resolved = setup.resolve()
-    if locked:
-        _check_lock(setup, locked)
+    for lock in (locked, checkpoint and checkpoint.lock):
+        if lock:
+            _check_lock(setup, lock)
     for note in resolved.notes:
         print(f"note: {note}", file=sys.stderr)
     if dry_run:
-        from forge_host.cli.plan import plan_lines
+        from forge_host.cli.plan import print_plan
 
-        print("\n".join(plan_lines(resolved)))
+        print_plan(resolved)
         return
     from forge_host.loop.run import run as start
 
-    summary = start(resolved, setup.host, run_dir=run_dir, quiet=quiet)
-    from forge_host.report.summary import print_summary
-
-    print_summary(summary)
+    start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet)
 
 
-def _check_lock(setup: Setup, file: str) -> None:
+def _checkpoint(run_dir: Path) -> Checkpoint:
+    from forge_host.loop.checkpoint import newest
+
+    if not (run_dir / "config.resolved.yaml").is_file():
+        raise UsageError(f"{run_dir} is not a run directory, as it has no config.resolved.yaml", where="--resume")
+    checkpoint = newest(run_dir)
+    if checkpoint is None:
+        raise UsageError(
+            f"{run_dir} has no good checkpoint",
+            where="--resume",
+            fix="set checkpoint.interval in the run you want to resume",
+        )
+    return checkpoint
+
+
+def _check_lock(setup: Setup, file: str | Path) -> None:
     from forge_host.plugins.lock import PluginLock
 
-    PluginLock.read(file).check(setup.host.lock(), file)
+    PluginLock.read(file).check(setup.host.lock(), str(file))

@@ -4,6 +4,10 @@
 
     host = load_plugins(["quickstart"])
     resolved = resolve("quickstart", overrides=["training.max_steps=5"], host=host)
+
+In reading order: `files` and `source` (YAML with lines), `canonical`, `overrides`, `merge` (layers), `assemble`,
+`choose` and `sections` (to objects), `plan`, `rules` (checks), `resolving` (all of it), `render` and `jsonschema`
+(out again).
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ if TYPE_CHECKING:
     from forge_host.config.source import Source
 
 _HOMES = {
-    "Part": "plan", "Plan": "plan", "Resolved": "resolving", "RunConfig": "schema", "Source": "source", "checks": "rules",
-    "explain": "render", "load_plugins": "select", "resolve": "resolving", "resolve_model": "model",
+    "Part": "plan", "Plan": "plan", "Resolved": "resolving", "RunConfig": "schema", "Source": "source",
+    "checks": "rules", "explain": "render", "load_plugins": "select", "resolve": "resolving", "resolve_model": "model",
 }  # fmt: skip
 
 

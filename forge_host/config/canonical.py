@@ -1,8 +1,8 @@
 """Short forms of the configuration, written out: after this, every layer has one shape and layers can be merged.
 
-`dataset: train.jsonl` becomes `dataset: {path: train.jsonl}`, `trainer: titan` becomes `trainer: {use: titan}`, a section with an
-algorithm's name becomes `algorithm: {use: NAME, ...}`, a top-level `ref_model:` moves under `services`, and `off_by_n` is
-renamed to `max_policy_age`.
+`dataset: train.jsonl` becomes `dataset: {path: train.jsonl}`, `trainer: titan` becomes `trainer: {use: titan}`, a
+section with an algorithm's name becomes `algorithm: {use: NAME, ...}`, a top-level `ref_model:` moves under
+`services`, and `off_by_n` is renamed to `max_policy_age`.
 
     canonical(load_text("grpo: {beta: 0.1}", "c.yaml"), lambda name: name == "grpo").plain
     # {'algorithm': {'use': 'grpo', 'beta': 0.1}}
@@ -77,7 +77,9 @@ def _algorithm(chosen: Item | None, sections: dict[str, Item]) -> Item:
         )  # fmt: skip
     fields = {} if section.value is None else section.mapping
     if fields is None:
-        raise UsageError(f"`{name}` is a section with the algorithm's keys, not {section.value!r}", where=section.source.where)
+        raise UsageError(
+            f"`{name}` is a section with the algorithm's keys, not {section.value!r}", where=section.source.where
+        )
     selected = (chosen.mapping or {}) if chosen else {}
     use = selected.get("use")
     if use is not None and not same_ref(str(use.value), name):
@@ -110,7 +112,7 @@ def _rename_off_by_n(top: dict[str, Item]) -> None:
     if value.value is not None:
         if other is not None and other.value != value.value:
             raise UsageError(
-                f"training.off_by_n is {value.value} and training.max_policy_age is {other.value}; they are one setting",
+                f"training.off_by_n {value.value} and training.max_policy_age {other.value} are one setting",
                 where=value.source.where, fix="keep one of them",
             )  # fmt: skip
         training["max_policy_age"] = value

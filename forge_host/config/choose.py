@@ -1,7 +1,9 @@
 """Chooses the components of a run from the merged tree: algorithm and its parts, dataset, rewards, roles.
 
-Used by `forge_host.config.resolving` only. Nothing heavy is imported: components are found and their keys checked against
-torch-free attrs classes.
+    part, parts = algorithm(reader, tree.mapping["algorithm"])
+
+Used by `forge_host.config.assemble` only. Nothing heavy is imported: components are found and their keys checked
+against torch-free attrs classes.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from typing import Any, TypeVar
 
 import attrs
 
-from forge_host.config.canonical import SERVICE_KEYS
+from forge_host.config.canonical import ROLES, SERVICE_KEYS
 from forge_host.config.merge import overlay
 from forge_host.config.paths import find_path
 from forge_host.config.plan import Part
 from forge_host.config.schema import DatasetConfig
-from forge_host.config.sections import Reader, to_plain
+from forge_host.config.sections import Reader, fields_of, names_plugin, to_plain
 from forge_host.config.source import DEFAULT, Item, Source, tree
 from forge_host.errors import PluginError, UsageError
 from forge_host.plugins.fields import settable
@@ -63,16 +65,18 @@ def replaceable(reader: Reader, kind: Kind, chosen: Use, given: Item | None, pre
         other = reader.find(kind, use, f"{kind}.use")
         reader.record(f"{kind}.use", overlay(Item(chosen.ref, preset), use))
         if other.ref != entry.ref:
-            reader.notes.append(f"{other.describe()} ({use.source.where}) replaces {entry.describe()} of {preset.where}")
+            reader.notes.append(
+                f"{other.describe()} replaces {entry.describe()} of {preset.where} ({use.source.where})"
+            )
             return reader.component(other, kind, items), True
     merged = overlay(base, Item(items, given.source)).mapping
     return reader.component(entry, kind, merged or {}), True
 
 
 def settings(reader: Reader, key: str, chosen: T, given: Item | None, preset: Source) -> tuple[T, dict[str, Any]]:
-    """`aggregation`, `kl`, `correction` or `sampling`: the algorithm's values under the given ones, and the given ones."""
+    """`aggregation`, `kl`, `correction` or `sampling`: the algorithm's values below the given ones."""
     items = mapping(key, given)
-    base = tree({field.name: to_plain(getattr(chosen, field.name)) for field in attrs.fields(type(chosen))}, preset)  # type: ignore[arg-type]
+    base = tree(fields_of(chosen), preset)
     merged = overlay(base, Item(dict(items), given.source if given else preset)).mapping or {}
     value = reader.section(type(chosen), key, merged)
     return value, {name: to_plain(getattr(value, name)) for name in items}
@@ -122,7 +126,7 @@ def _dataset_entry(reader: Reader, path: Item) -> tuple[Any, dict[str, Any]]:
     except PluginError:
         if found is not None and found.is_dir():
             return _reader_of(reader, "hf", text, where), {"path": str(found)}
-        if text.count("/") == 1 and ":" not in text:
+        if text.count("/") == 1 and not names_plugin(reader.host, "dataset", text):
             return _reader_of(reader, "hf", text, where), {"path": text}
         raise
 
@@ -187,7 +191,7 @@ def role(reader: Reader, kind: Kind, items: Items, default: str) -> tuple[Part, 
     cls = reader.host.config_class(entry)
     own = set(settable(cls)) if cls else set()
     service = {name: fields.pop(name) for name in list(fields) if name in SERVICE_KEYS and name not in own}
-    part = reader.component(entry, kind, fields)
+    part = reader.component(entry, kind, fields, besides=SERVICE_KEYS if kind in ROLES else ())
     reader.record(f"{kind}.use", use)
     return part, service
 
@@ -196,7 +200,9 @@ def _auto_transport(reader: Reader, use: Item, fields: Items) -> Part:
     """`transport: auto` is chosen when the places of the processes are known; it has no keys."""
     for name, item in fields.items():
         raise UsageError(
-            f"`transport.{name}` is set while transport is auto", where=item.source.where, fix="name one: `transport: {use: ...}`"
+            f"`transport.{name}` is set while transport is auto",
+            where=item.source.where,
+            fix="name one: `transport: {use: ...}`",
         )
     reader.record("transport.use", use)
     return Part(kind="transport", name="auto", plugin="", use=Use("auto"), origin="forge-host")
@@ -219,4 +225,3 @@ def move_to_service(role: str, service: Items, moved: Items) -> dict[str, Item]:
                 where=item.source.where, fix="keep one of them",
             )  # fmt: skip
     return result
-

@@ -1,7 +1,7 @@
 """YAML in and out: a safe loader that keeps file and line of every value, and a writer whose output it reads back.
 
-Only plain data is accepted (no `!!python/...` tags), a key twice in one mapping is an error, `1e-6` is a number (YAML 1.1
-calls it a string), and dates and `1:30` stay strings.
+Only plain data is accepted (no `!!python/...` tags), a key twice in one mapping is an error, `1e-6` is a number (YAML
+1.1 calls it a string), and dates and `1:30` stay strings.
 
     >>> parse_value("1e-6"), parse_value("{use: math}"), parse_value("a: b")
     (1e-06, {'use': 'math'}, 'a: b')
@@ -22,6 +22,7 @@ from forge_host.errors import UsageError
 
 MAX_ITEMS = 100_000  # aliases make a small file expand to any size
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+\Z")
+_UNSAFE = re.compile("[^\n -\x7e\xa1-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _PREFIX = "tag:yaml.org,2002:"
 
 
@@ -34,6 +35,14 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    # PyYAML reads some characters back as blanks unless they are escaped, which it does in double quotes only.
+    return dumper.represent_scalar(_PREFIX + "str", value, style='"' if _UNSAFE.search(value) else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 for _class in (_Loader, _Dumper):

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 _SCALARS: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string"}
-_BOUNDS = {operator.ge: "minimum", operator.gt: "exclusiveMinimum", operator.le: "maximum", operator.lt: "exclusiveMaximum"}
+_BOUNDS = {
+    operator.ge: "minimum",
+    operator.gt: "exclusiveMinimum",
+    operator.le: "maximum",
+    operator.lt: "exclusiveMaximum",
+}
 _SECTIONS = {"aggregation": Aggregation, "kl": KL, "correction": Correction, "sampling": SamplingParams}
 _USE: Schema = {
     "oneOf": [
@@ -125,7 +130,13 @@ def _top(name: str, hint: Any) -> Schema:
     if name in SELECTORS:
         return _USE
     if name in ("rewards", "trackers"):
-        return {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "object"]}}, {"type": "object"}]}
+        return {
+            "oneOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": ["string", "object"]}},
+                {"type": "object"},
+            ]
+        }
     return type_schema(hint)
 
 

@@ -1,7 +1,7 @@
 """Merges layers: a higher one wins key by key, and every winner remembers what it overrode.
 
-Mappings merge, lists and scalars replace. When a higher layer chooses another component for a section, the lower layer's
-component keys are dropped and a note says so, since they belong to the component that is gone.
+Mappings merge, lists and scalars replace. When a higher layer chooses another component for a section, the lower
+layer's component keys are dropped and a note says so, since they belong to the component that is gone.
 
     merge([files, command_line])  # -> (tree, notes)
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from forge_host.config.canonical import ROLES, SELECTORS, SERVICE_KEYS, same_ref
+from forge_host.config.canonical import ROLES, SELECTORS, SERVICE_KEYS, base_name, same_ref
 from forge_host.config.schema import DatasetConfig, RunConfig
 from forge_host.config.source import DEFAULT, Item, walk
 from forge_host.errors import UsageError
@@ -50,7 +50,7 @@ def _merge(low: Item, high: Item, key: str, notes: list[str]) -> Item:
     if above is not None and isinstance(low.value, list) and above and all(name.isdigit() for name in above):
         return _merge_list(low, above, key, notes)
     if below is None or above is None:
-        lost = ((low.plain, low.source.where), *low.source.overrode)
+        lost = (*high.source.overrode, (low.plain, low.source.where), *low.source.overrode)
         return Item(high.value, attrs.evolve(high.source, overrode=lost))
     if key in SELECTORS:
         below, above = _select(below, above, key, notes)
@@ -66,7 +66,9 @@ def _merge_list(low: Item, above: dict[str, Item], key: str, notes: list[str]) -
     items = list(low.value)
     for name, item in above.items():
         if int(name) >= len(items):
-            raise UsageError(f"{key} has {len(items)} entries, numbered from 0, so {key}.{name} is none", where=item.source.where)
+            raise UsageError(
+                f"{key} has {len(items)} entries, numbered from 0, so {key}.{name} is none", where=item.source.where
+            )
         old = items[int(name)]
         if isinstance(old.value, str) and item.mapping is not None:
             old = Item({"use": old}, old.source)
@@ -90,9 +92,8 @@ def _select(
     gone = [name for name in below if name != selector and name not in general]
     if gone:
         owner = f" of {old_name}" if old_name else ""
-        notes.append(f"{key}.{selector} is now {new.plain}, so {_names(key, gone, below)}{owner} no longer apply")
+        section = base_name(old_name) if key == "algorithm" else key
+        names = ", ".join(f"{section}.{name} ({next(walk(below[name]))[1].source.where})" for name in gone)
+        changed = key if key == "algorithm" else f"{key}.{selector}"
+        notes.append(f"{changed} is now {new.plain}, so {names}{owner} no longer apply")
     return {name: item for name, item in below.items() if name not in gone}, above
-
-
-def _names(key: str, names: Sequence[str], items: dict[str, Item]) -> str:
-    return ", ".join(f"{key}.{name} ({next(walk(items[name]))[1].source.where})" for name in names)

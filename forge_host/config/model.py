@@ -2,6 +2,8 @@
 
     locate = resolve_model("smollm2", host)
     path = locate()          # only now is anything built or downloaded
+
+The name is checked when the plan is made, so that a missing folder is an error before any process starts.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_host.config.paths import find_path
+from forge_host.config.paths import absolute_ref, find_path
 from forge_host.config.plan import Part
-from forge_host.config.sections import part_of
+from forge_host.config.sections import names_plugin, part_of
 from forge_host.config.source import Source
 from forge_host.errors import PluginError, RunError, UsageError
 from forge_host.types import Use
@@ -39,15 +41,15 @@ def model_part(name: str, host: PluginHost, source: Source | None = None) -> Par
     """The model as part of a plan; `origin` is "folder", "hub", or the distribution of a component."""
     where = source.where if source and source.layer != "default" else None
     found = find_path(name, source)
-    if name[:1] in "./~" or (found is not None and found.is_dir()):
+    if name[:1] in "./~" and ".py:" not in name or (found is not None and found.is_dir()):
         return _folder(name, found, where)
     try:
-        entry = host.find("model", name)
+        entry = host.find("model", absolute_ref(name, source))
     except PluginError:
+        if names_plugin(host, "model", name):
+            raise
         if name.count("/") == 1 and all(name.split("/")):
             return Part(kind="model", name=name, plugin="", use=Use(name), origin="hub")
-        if ":" in name:
-            raise
         known = ", ".join(f"`{entry.ref}`" for entry in host.entries("model")) or "none is loaded"
         raise UsageError(
             f"model `{name}` is no folder here, no hub name (owner/name) and no model component ({known})", where=where,
@@ -99,5 +101,3 @@ def _download(name: str) -> str:
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RunError(f"model `{name}` could not be downloaded ({reason})", fix=local) from None
-
-

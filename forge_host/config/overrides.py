@@ -2,6 +2,8 @@
 
     >>> from_command_line(["training.seed=1"], {"trainer.procs": "4"}).plain
     {'training': {'seed': 1}, 'trainer': {'procs': 4}}
+
+A value may hold `=`: only the first one splits.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def from_command_line(overrides: Sequence[str] = (), options: Mapping[str, Any] 
             raise UsageError(f"--set {text} has no value", fix=f"write --set {text}=VALUE")
         _put(root, key.strip(), value.strip(), f"--set {text}")
     for key, value in (options or {}).items():
-        _put(root, key, value, f"--{key} {value}")
+        shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        _put(root, key, value, f"--{key} {shown}")
     return Item(root, _TOP)
 
 

@@ -1,5 +1,7 @@
 """Relative paths in a configuration: looked up beside the file that holds them, then in the current directory.
 
+    find_path("train.jsonl", item.source)     # an absolute Path, or None
+
 Values of the command line are looked up in the current directory. What is found becomes absolute, so that a run's own
 `config.resolved.yaml` works from anywhere.
 """

@@ -2,6 +2,8 @@
 
     plan = resolve("quickstart", host=host).plan
     print(plan.loss.ref, plan.loss.use.config, plan.needs)
+
+Plain data that pickles, so that every role of a run gets the same plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Configurations by path, or by name for the recipes shipped with the host (`quickstart`).
 
     read_config("quickstart")[0].plain["model"]
+
+A file of that name in the current directory is found only by its path, so a recipe always means the shipped one.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ def recipe_names() -> list[str]:
 
 
 def find_config(name: ConfigName) -> Path:
-    """The file of a configuration: an existing path, else the recipe of that name.
+    """The file of a configuration: the recipe of that name, else an existing path.
 
     Raises:
         UsageError: neither exists.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    names = recipe_names()
+    path, names = Path(name).expanduser(), recipe_names()
     if str(name) in names:
         return Path(str(files("forge_host") / "recipes" / f"{name}.yaml"))
+    if path.is_file():
+        return path
     if path.is_dir():
         raise UsageError(f"configuration {name} is a folder", fix="name a YAML file in it")
-    fix = did_you_mean(str(name), names) or f"give a YAML file or one of the recipes {listing(names)}"
+    beside = [str(path.parent / other.name) for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    fix = did_you_mean(str(name), [*names, *beside]) or f"give a YAML file or one of the recipes {listing(names)}"
     raise UsageError(f"configuration {name} does not exist", fix=fix)
 
 
@@ -46,9 +48,5 @@ def read_config(config: ConfigName | Sequence[ConfigName] | None) -> list[Item]:
     if config is None:
         return []
     names = [config] if isinstance(config, (str, Path)) else list(config)
-    trees = []
-    for name in names:
-        path = find_config(name)
-        is_recipe = path.name == f"{name}.yaml" and str(path) != str(name)
-        trees.append(load_file(path, f"{name}.yaml" if is_recipe else str(name)))
-    return trees
+    recipes = recipe_names()
+    return [load_file(find_config(name), f"{name}.yaml" if str(name) in recipes else str(name)) for name in names]

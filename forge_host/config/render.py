@@ -1,8 +1,8 @@
 """A resolved run as text: `config.resolved.yaml`, and the table of `config explain`.
 
-    print(to_yaml(resolved))
-    for row in explain(resolved, "training"):
-        print(row.key, row.value, row.where)
+print(to_yaml(resolved))
+for row in explain(resolved, "training"):
+    print(row.key, row.value, row.where)
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def explain(resolved: Resolved, key: str | None = None) -> list[Row]:
     chosen = [row for row in rows if row.key == key or row.key.startswith(key + ".")]
     if not chosen:
         known = {part for name in values for part in (name, name.rpartition(".")[0])}
-        raise UsageError(f"config key `{key}` is unknown", fix=did_you_mean(key, known) or "run `forge-host config explain CONFIG`")
+        raise UsageError(
+            f"config key `{key}` is unknown", fix=did_you_mean(key, known) or "run `forge-host config explain CONFIG`"
+        )
     return chosen
 
 

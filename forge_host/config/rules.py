@@ -34,7 +34,9 @@ def group_baseline(plan: Plan) -> Iterable[Finding]:
     if plan.sampling.n == 1:
         key = sampling_key(plan, "n")
         yield Finding(
-            "error", f"{plan.advantage.describe()} compares the responses to one prompt, and {key} is 1", f"set {key} to 2 or more"
+            "error",
+            f"{plan.advantage.describe()} compares the responses to one prompt, and {key} is 1",
+            f"set {key} to 2 or more",
         )
     elif plan.sampling.temperature == 0:
         key = sampling_key(plan, "temperature")
@@ -85,7 +87,9 @@ def trainer_processes(plan: Plan) -> Iterable[Finding]:
     parallelism, trainer = plan.config.parallelism, plan.config.services["trainer"]
     shard = parallelism.data_parallel_shard_degree
     if shard == 0 or shard < -1:
-        yield Finding("error", f"parallelism.data_parallel_shard_degree is {shard}", "set 1 or more, or -1 for what is left")
+        yield Finding(
+            "error", f"parallelism.data_parallel_shard_degree is {shard}", "set 1 or more, or -1 for what is left"
+        )
         return
     degree = data_parallel_degree(parallelism, trainer)
     if degree is None:
@@ -102,7 +106,7 @@ def trainer_processes(plan: Plan) -> Iterable[Finding]:
         times = "a multiple of " if shard == -1 else ""
         has = f"{world} process{'es' if world > 1 else ''}"
         yield Finding(
-            "error", f"parallelism ({shown}) needs {times}{product} trainer processes, and services.trainer gives {has}",
+            "error", f"parallelism ({shown}) needs {times}{product} trainer processes and services.trainer gives {has}",
             f"add --trainer.procs {product} or lower a degree",
         )  # fmt: skip
         return
@@ -111,8 +115,8 @@ def trainer_processes(plan: Plan) -> Iterable[Finding]:
     if rows < micro * degree:
         yield Finding(
             "error",
-            f"a step has {rows} responses (training.batch_size {plan.config.training.batch_size} x {plan.sampling.n} samples), fewer "
-            f"than gradient_accumulation_steps {micro} x {degree} data-parallel ranks",
+            f"a step has {rows} responses (training.batch_size {plan.config.training.batch_size} x {plan.sampling.n} "
+            f"samples), fewer than gradient_accumulation_steps {micro} x {degree} data-parallel ranks",
             "raise training.batch_size or lower training.gradient_accumulation_steps",
         )
 
@@ -122,7 +126,8 @@ def policy_age(plan: Plan) -> Iterable[Finding]:
     if interval - 1 > age:
         yield Finding(
             "error",
-            f"with training.sync_interval {interval} tokens get up to {interval - 1} steps old, and training.max_policy_age is {age}",
+            f"with training.sync_interval {interval} tokens get up to {interval - 1} steps old, "
+            f"and training.max_policy_age is {age}",
             f"set training.max_policy_age to {interval - 1} or more",
         )
 
@@ -132,7 +137,9 @@ def correction_bounds(plan: Plan) -> Iterable[Finding]:
     if correction.mode == "none":
         return
     if correction.low is None and correction.high is None:
-        yield Finding("error", f"correction.mode is {correction.mode} without a bound", "set correction.low or correction.high")
+        yield Finding(
+            "error", f"correction.mode is {correction.mode} without a bound", "set correction.low or correction.high"
+        )
     elif correction.low is not None and correction.high is not None and correction.low > correction.high:
         yield Finding(
             "error", f"correction.low {correction.low:g} is above correction.high {correction.high:g}", "swap them"

@@ -1,5 +1,7 @@
 """The configuration's sections and keys, as attrs classes; torch-free. Each field's help stands in its metadata.
 
+    RunConfig(model="smollm2").training.batch_size     # 8
+
 A component's own keys stand beside `use` (`dataset: {path: arithmetic, low: 1}`); they are validated against the
 chosen component's fields, so `extra` collects them here.
 """

@@ -1,5 +1,8 @@
 """One section of the merged tree as an attrs object, with the source of every key written down.
 
+    reader = Reader(host)
+    training = reader.section(TrainingConfig, "training", tree.mapping["training"].mapping)
+
 A `Reader` is used for one resolve: it turns trees into sections (`section`), chosen components (`component`), and keeps
 `provenance` (dotted key to `Source`, defaults included).
 """
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from forge_host.plugins import Entry, PluginHost
 
 T = TypeVar("T")
+MAX_LISTED = 12
 
 
 class NotPlain(TypeError):
@@ -127,11 +131,14 @@ class Reader:
                 raise
             raise PluginError(error.message, where=error.where or f"{ref.source.where}, {key}", fix=error.fix) from None
 
-    def component(self, entry: Entry, key: str, items: Mapping[str, Item], given: Mapping[str, Any] | None = None) -> Part:
+    def component(
+        self, entry: Entry, key: str, items: Mapping[str, Item], given: Mapping[str, Any] | None = None,
+        besides: Iterable[str] = (),
+    ) -> Part:  # fmt: skip
         """The chosen component with its keys checked against its fields and its defaults filled in.
 
-        `given` holds fields set by the host, such as a dataset's `path`. A plain class or function has no attrs class: its
-        keys are checked against its signature.
+        `given` holds fields set by the host, such as a dataset's `path`; `besides` names what else the section may
+        hold, for suggestions. Keys of a plain class or function are checked against its signature.
         """
         cls = self.host.config_class(entry)
         values: dict[str, Any] = {**(given or {}), **{name: item.plain for name, item in items.items()}}
@@ -148,7 +155,7 @@ class Reader:
             for name, item in items.items():
                 if name not in known or name in (given or {}):
                     own = [option for option in known if option not in (given or {})]
-                    raise unknown_key(f"{key}.{name}", name, item, own, f"{entry.describe()} has no key")
+                    raise unknown_key(f"{key}.{name}", name, item, [*own, *besides], f"{entry.describe()} has no key")
             source = next(iter(items.values())).source if items else DEFAULT
             extra = {name: Item(value, source) for name, value in (given or {}).items()}
             values = fields_of(self._structure(cls, key, {**extra, **items}))
@@ -156,6 +163,14 @@ class Reader:
             self.record(f"{key}.{name}", item)
         self.defaults(key, {name: value for name, value in values.items() if name not in (given or {})})
         return part_of(entry, values, needs)
+
+
+def names_plugin(host: PluginHost, kind: Kind, ref: str) -> bool:
+    """Whether a reference that was not found is still about plugins, so that its error must be shown as it is: a name
+    offered twice, or one of a plugin that is installed and broken, blocked or without such a component."""
+    plugin = ref.partition("/")[0]
+    offered = any(ref in (entry.spec.name, entry.ref) for entry in host.entries(kind))
+    return ":" in ref or offered or any(record.name == plugin for record in host.records)
 
 
 def _place(items: Mapping[str, Item], path: tuple[str, ...]) -> str | None:
@@ -178,9 +193,10 @@ def _named_needs(entry: Entry) -> set[str]:
         return set()
     target: Any = load_target(entry)
     if isinstance(target, type):
-        target = getattr(target, "forward", None) or getattr(target, "__call__", target)
+        target = getattr(target, "forward", None) or vars(target).get("__call__", target)
     parameters = inspect.signature(target).parameters
-    return {name for name in ("ref_logprobs", "old_logprobs") if name in parameters and parameters[name].default is inspect.Parameter.empty}
+    names = ("ref_logprobs", "old_logprobs")
+    return {name for name in names if name in parameters and parameters[name].default is inspect.Parameter.empty}
 
 
 def part_of(entry: Entry, values: Mapping[str, Any], needs: Iterable[str] = ()) -> Part:
@@ -194,5 +210,8 @@ def part_of(entry: Entry, values: Mapping[str, Any], needs: Iterable[str] = ()) 
 def unknown_key(key: str, name: str, item: Item, known: list[str], what: str) -> UsageError:
     """The error for a key that nothing reads, with near matches or else the keys there are."""
     message = f"config key `{key}` is unknown" if what == "config key" else f"{what} `{name}`"
-    fix = did_you_mean(name, known) or f"known keys: {listing(known)}"
+    listed = (
+        f"known keys: {listing(known)}" if len(known) <= MAX_LISTED else "`forge-host config schema` lists the keys"
+    )
+    fix = did_you_mean(name, known) or listed
     return UsageError(message, where=next(walk(item))[1].source.where if item.mapping else item.source.where, fix=fix)

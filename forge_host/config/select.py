@@ -2,13 +2,16 @@
 
     host = load_plugins(["c.yaml"], no_plugins=["wandb"])
 
-`plugins:`, `no_plugins:` and `plugin_files:` of the configuration count unless the command line says otherwise.
+`plugins:` of the configuration counts unless the command line has `--plugins`; `no_plugins:` and `plugin_files:` add
+to what the command line says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import attrs
 
 from forge_host.config.paths import find_path
 from forge_host.config.recipes import ConfigName, read_config
@@ -18,9 +21,42 @@ from forge_host.errors import UsageError
 if TYPE_CHECKING:
     from forge_host.plugins import PluginHost
 
+Configs = ConfigName | Sequence[ConfigName] | None
+
+
+@attrs.frozen(kw_only=True)
+class Selection:
+    """Names of plugins to load (None: every installed one) and not to load, and paths of one-file plugins."""
+
+    plugins: tuple[str, ...] | None = None
+    no_plugins: tuple[str, ...] = ()
+    plugin_files: tuple[str, ...] = ()
+
+
+def select_plugins(
+    configs: Configs = None,
+    *,
+    plugins: Sequence[str] | None = None,
+    no_plugins: Sequence[str] = (),
+    plugin_files: Sequence[str] = (),
+) -> Selection:
+    """What the files and the command line together ask for; arguments as for `load_plugins`."""
+    chosen = None if plugins is None else tuple(plugins)
+    blocked, files = list(no_plugins), [str(find_path(file, None) or file) for file in plugin_files]
+    for config in reversed(read_config(configs)):
+        keys = config.mapping or {}
+        if chosen is None and "plugins" in keys and keys["plugins"].value is not None:
+            chosen = tuple(_names("plugins", keys["plugins"]))
+        if "no_plugins" in keys:
+            blocked = [*_names("no_plugins", keys["no_plugins"]), *blocked]
+        if "plugin_files" in keys:
+            source = keys["plugin_files"].source
+            files = [*(str(find_path(f, source) or f) for f in _names("plugin_files", keys["plugin_files"])), *files]
+    return Selection(plugins=chosen, no_plugins=tuple(dict.fromkeys(blocked)), plugin_files=tuple(dict.fromkeys(files)))
+
 
 def load_plugins(
-    configs: ConfigName | Sequence[ConfigName] | None = None,
+    configs: Configs = None,
     *,
     plugins: Sequence[str] | None = None,
     no_plugins: Sequence[str] = (),
@@ -37,24 +73,13 @@ def load_plugins(
     """
     from forge_host.plugins import PluginHost
 
-    wanted: dict[str, Any] = {"plugins": None, "no_plugins": [], "plugin_files": []}
-    for config in read_config(configs):
-        for key in wanted:
-            item = (config.mapping or {}).get(key)
-            if item is not None:
-                wanted[key] = _names(key, item)
-    files = list(dict.fromkeys([*wanted["plugin_files"], *plugin_files]))
-    return PluginHost.load(
-        wanted["plugins"] if plugins is None else plugins, (*wanted["no_plugins"], *no_plugins), files, strict
-    )
+    chosen = select_plugins(configs, plugins=plugins, no_plugins=no_plugins, plugin_files=plugin_files)
+    return PluginHost.load(chosen.plugins, chosen.no_plugins, chosen.plugin_files, strict)
 
 
-def _names(key: str, item: Item) -> list[str] | None:
-    if item.value is None:
-        return None if key == "plugins" else []
-    value = item.plain
+def _names(key: str, item: Item) -> list[str]:
+    value = [] if item.value is None else item.plain
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"`{key}` must be a list of names, got {value!r}", where=item.source.where)
-    found = [name.strip() for name in names if name.strip()]
-    return [str(find_path(name, item.source) or name) for name in found] if key == "plugin_files" else found
+    return [name.strip() for name in names if name.strip()]

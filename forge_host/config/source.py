@@ -1,6 +1,6 @@
 """Where a configuration value came from, and the tree that carries it through the merge.
 
-A configuration is a tree of `Item`s: a scalar, a list of items, or a mapping of items, each with the `Source` that set it.
+A configuration is a tree of `Item`s: a scalar, a list or a mapping of items, each with the `Source` that set it.
 
     >>> Item(4, Source("file", "c.yaml:12")).source.where
     'c.yaml:12'

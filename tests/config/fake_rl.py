@@ -19,9 +19,11 @@ def forge_algorithms(host):
 @hookimpl
 def forge_losses(host):
     return [
-        spec("grpo", "ClipLoss"), spec("dapo", "ClipLoss"), spec("needs-ref", "Plain", needs=("ref_logprobs",)),
+        spec("grpo", "ClipLoss"),
+        spec("dapo", "ClipLoss"),
+        spec("needs-ref", "Plain", needs=("ref_logprobs",)),
         spec("unfiltered", "Plain", needs=("unfiltered-sampling",)),
-    ]  # fmt: skip
+    ]
 
 
 @hookimpl
@@ -37,6 +39,11 @@ def forge_samplers(host):
 @hookimpl
 def forge_rewards(host):
     return [spec("math", "MathReward"), spec("thinking", "Plain"), spec("overlong", "Plain")]
+
+
+@hookimpl
+def forge_datasets(host):
+    return [spec("hf", "HubDataset")]
 
 
 @hookimpl
@@ -81,9 +88,12 @@ class Grpo:
     def build(self):
         return AlgorithmParts(
             loss=Use(self.loss, {"clip_low": self.clip_low, "clip_high": self.clip_high}),
-            advantage=Use("grpo"), sampler=Use("all"), kl=KL(beta=self.beta), entropy_coef=0.003,
+            advantage=Use("grpo"),
+            sampler=Use("all"),
+            kl=KL(beta=self.beta),
+            entropy_coef=0.003,
             sampling=SamplingParams(n=self.n_samples, temperature=self.temperature, max_tokens=self.max_tokens),
-        )  # fmt: skip
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -122,6 +132,14 @@ class Plain:
 @attrs.frozen(kw_only=True)
 class MathReward:
     tolerance: float = field(default=1e-6, help="relative tolerance")
+
+
+@attrs.frozen(kw_only=True)
+class HubDataset:
+    path: str = field(help="hub name or folder")
+    split: str = field(default="train", help="part of the data")
+    streaming: bool = field(default=False, help="read while training")
+    revision: str | None = field(default=None, help="commit")
 
 
 @attrs.frozen(kw_only=True)

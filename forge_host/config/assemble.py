@@ -1,0 +1,179 @@
+"""The steps of one resolve: from the merged tree to `RunConfig` and `Plan`, in the order they depend on each other.
+
+    plan = Assembler(Reader(host), tree.mapping, files).run()
+
+Which component a section chooses is decided in `forge_host.config.choose`; here they are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forge_host.config import choose
+from forge_host.config.canonical import ROLES, SERVICE_KEYS
+from forge_host.config.merge import DEFAULT_REFS
+from forge_host.config.model import model_part
+from forge_host.config.paths import find_path
+from forge_host.config.plan import Part, Plan, with_needs
+from forge_host.config.schema import (
+    CheckpointConfig,
+    MonarchConfig,
+    ParallelismConfig,
+    RewardConfig,
+    RoleConfig,
+    RunConfig,
+    ServiceConfig,
+    TrainingConfig,
+)  # fmt: skip
+from forge_host.config.sections import Reader, unknown_key
+from forge_host.config.source import DEFAULT, Item, Source, tree
+from forge_host.errors import UsageError
+from forge_host.plugins.fields import field_types
+
+
+class Assembler:
+    """The steps of one resolve, in the order in which they depend on each other."""
+
+    def __init__(self, reader: Reader, top: Mapping[str, Item], files: Sequence[Item]) -> None:
+        self.reader, self.top, self.files = reader, top, files
+
+    def run(self) -> Plan:
+        reader, top = self.reader, self.top
+        if "model" not in top:
+            raise UsageError(
+                "config key `model` is required", where=self.files[-1].source.where if self.files else None,
+                fix="add `model: FOLDER`, a hub name or a model component, or --set model=...",
+            )  # fmt: skip
+        scalars = self.scalars()
+        model = model_part(scalars["model"], reader.host, top["model"].source)
+        if model.origin == "folder":
+            scalars["model"] = model.use.ref
+        algorithm, parts = choose.algorithm(
+            reader, top.get("algorithm", Item({"use": Item(DEFAULT_REFS["algorithm"], DEFAULT)}, DEFAULT))
+        )
+        preset = Source("preset", f"algorithm preset {algorithm.name}", rank=-1)
+        chosen: dict[str, Any] = {}
+        replaced: dict[str, Any] = {}
+        for kind, use in (("loss", parts.loss), ("advantage", parts.advantage), ("sampler", parts.sampler)):
+            part, given = choose.replaceable(reader, kind, use, top.get(kind), preset)  # type: ignore[arg-type]
+            chosen[kind] = part
+            if given:
+                replaced[kind] = part.use
+        for key in ("aggregation", "kl", "correction", "sampling"):
+            chosen[key], replaced[key] = choose.settings(reader, key, getattr(parts, key), top.get(key), preset)
+        shaping = tuple(
+            reader.component(
+                reader.find("reward", Item(use.ref, preset), "shaping"),
+                f"shaping.{index}",
+                tree(use.config, preset).value,
+            )
+            for index, use in enumerate(parts.shaping)
+        )
+        dataset, dataset_config = choose.dataset(
+            reader, choose.mapping("dataset", top.get("dataset")), DEFAULT_REFS["dataset"]
+        )
+        roles, moved = self.roles()
+        rewards = self.rewards()
+        training = self.training(parts.entropy_coef, preset)
+        trackers = tuple(part for part, _ in choose.listed(reader, "tracker", "trackers", top["trackers"], False))
+        reward_items, reward_service = self.split_reward()
+        config = RunConfig(
+            **scalars, **replaced,
+            algorithm=algorithm.ref, algorithm_config=algorithm.use.config, dataset=dataset_config,
+            rewards=tuple((part.use, weight) for part, weight in rewards),
+            reward=reader.section(RewardConfig, "reward", reward_items),
+            training=training,
+            generator=RoleConfig(use=roles["generator"].ref, extra=roles["generator"].use.config),
+            trainer=RoleConfig(use=roles["trainer"].ref, extra=roles["trainer"].use.config),
+            transport=RoleConfig(use=roles["transport"].ref, extra=roles["transport"].use.config),
+            launcher=RoleConfig(use=roles["launcher"].ref, extra=roles["launcher"].use.config),
+            trackers=tuple(part.use for part in trackers),
+            services=self.services({**moved, "reward": reward_service}),
+            parallelism=self.section(ParallelismConfig, "parallelism"),
+            monarch=self.section(MonarchConfig, "monarch"),
+            checkpoint=self.section(CheckpointConfig, "checkpoint"),
+        )  # fmt: skip
+        plan = Plan(
+            config=config, algorithm=algorithm, model=model, dataset=dataset, rewards=rewards, shaping=shaping,
+            **chosen, generator=roles["generator"], trainer=roles["trainer"], transport=roles["transport"],
+            launcher=roles["launcher"], trackers=trackers, entropy_coef=training.entropy_coef,
+            mask_truncated=parts.mask_truncated,
+        )  # fmt: skip
+        return with_needs(plan)
+
+    def section(self, cls: type[Any], key: str) -> Any:
+        return self.reader.section(cls, key, choose.mapping(key, self.top.get(key)))
+
+    def scalars(self) -> dict[str, Any]:
+        """The keys that are no sections."""
+        hints = field_types(RunConfig)
+        values = {}
+        for key in ("model", "run_dir", "name", "plugins", "no_plugins", "plugin_files"):
+            item = self.top.get(key)
+            if item is not None:
+                values[key] = self.reader.value(key, item, hints[key])
+        if "plugin_files" in values:
+            source = self.top["plugin_files"].source
+            values["plugin_files"] = tuple(str(find_path(file, source) or file) for file in values["plugin_files"])
+        if not values.get("name"):
+            stem = Path(self.files[-1].source.where).stem if self.files else "run"
+            values["name"] = stem
+            self.reader.provenance["name"] = Source("default", "name of the configuration")
+        self.reader.defaults("", ("run_dir", "plugins", "no_plugins", "plugin_files"))  # type: ignore[arg-type]
+        return values
+
+    def roles(self) -> tuple[dict[str, Part], dict[str, dict[str, Item]]]:
+        parts: dict[str, Part] = {}
+        moved: dict[str, dict[str, Item]] = {}
+        for kind in ("generator", "trainer", "transport", "launcher"):
+            items = choose.mapping(kind, self.top.get(kind))
+            parts[kind], service = choose.role(self.reader, kind, items, DEFAULT_REFS[kind])
+            if kind in ROLES:
+                moved[kind] = service
+            elif service:
+                name, item = next(iter(service.items()))
+                raise UsageError(
+                    f"`{kind}.{name}` is unknown, as {kind} has no processes of its own", where=item.source.where
+                )
+        return parts, moved
+
+    def rewards(self) -> tuple[Any, ...]:
+        item = self.top["rewards"]
+        if item.source.layer == "default":
+            self.reader.notes.append("no rewards are configured, so torchforge's apply: math and thinking, averaged")
+        rewards = tuple(choose.listed(self.reader, "reward", "rewards", item, True))
+        if not rewards:
+            raise UsageError("`rewards` is empty", where=item.source.where, fix="name one, such as `rewards: [math]`")
+        return rewards
+
+    def training(self, entropy_coef: float, preset: Source) -> TrainingConfig:
+        items = dict(choose.mapping("training", self.top.get("training")))
+        if "entropy_coef" not in items:
+            items["entropy_coef"] = Item(entropy_coef, preset)
+        interval = items.get("sync_interval")
+        if interval and "max_policy_age" not in items and isinstance(interval.value, int) and interval.value > 1:
+            derived = Source("default", f"training.sync_interval - 1 ({interval.source.where})")
+            items["max_policy_age"] = Item(interval.value - 1, derived)
+        return self.reader.section(TrainingConfig, "training", items)
+
+    def split_reward(self) -> tuple[dict[str, Item], dict[str, Item]]:
+        """`reward` is both a section and a role: `--reward.procs 2` means the role."""
+        items = choose.mapping("reward", self.top.get("reward"))
+        own = {name: item for name, item in items.items() if name not in SERVICE_KEYS}
+        return own, {name: item for name, item in items.items() if name in SERVICE_KEYS}
+
+    def services(self, moved: Mapping[str, Mapping[str, Item]]) -> dict[str, ServiceConfig]:
+        given = choose.mapping("services", self.top.get("services"))
+        for name, item in given.items():
+            if name not in ROLES:
+                raise unknown_key(f"services.{name}", name, item, list(ROLES), "config key")
+        services = {}
+        for role in ROLES:
+            section = given.get(role)
+            empty = section is None or section.value is None
+            items = choose.mapping(f"services.{role}", None if empty else section)
+            merged = choose.move_to_service(role, items, moved.get(role, {}))
+            services[role] = self.reader.section(ServiceConfig, f"services.{role}", merged)
+        return services
