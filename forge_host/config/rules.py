@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from forge_host.config.plan import Plan
-from forge_host.config.schema import ParallelismConfig, ServiceConfig
+from forge_host.config.schema import RunConfig, ServiceConfig
 from forge_host.types import Finding
 
 Check = Callable[[Plan], Iterable[Finding]]
@@ -71,9 +71,9 @@ def response_fits(plan: Plan) -> Iterable[Finding]:
         )
 
 
-def data_parallel_degree(parallelism: ParallelismConfig, trainer: ServiceConfig) -> int | None:
-    """Processes that see different rows; None when the processes cannot be split so."""
-    world = trainer.procs * (trainer.hosts or 1)
+def data_parallel_degree(config: RunConfig) -> int | None:
+    """Trainer processes that see different rows; None when the processes cannot be split as `parallelism` says."""
+    parallelism, world = config.parallelism, config.services["trainer"].procs
     split = (
         parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree * parallelism.context_parallel_degree
     )
@@ -84,14 +84,14 @@ def data_parallel_degree(parallelism: ParallelismConfig, trainer: ServiceConfig)
 
 
 def trainer_processes(plan: Plan) -> Iterable[Finding]:
-    parallelism, trainer = plan.config.parallelism, plan.config.services["trainer"]
+    parallelism = plan.config.parallelism
     shard = parallelism.data_parallel_shard_degree
     if shard == 0 or shard < -1:
         yield Finding(
             "error", f"parallelism.data_parallel_shard_degree is {shard}", "set 1 or more, or -1 for what is left"
         )
         return
-    degree = data_parallel_degree(parallelism, trainer)
+    degree = data_parallel_degree(plan.config)
     if degree is None:
         degrees = {
             "tensor": parallelism.tensor_parallel_degree, "pipeline": parallelism.pipeline_parallel_degree,
@@ -102,7 +102,7 @@ def trainer_processes(plan: Plan) -> Iterable[Finding]:
         for value in degrees.values():
             product *= value
         shown = " x ".join(f"{name} {value}" for name, value in degrees.items() if value > 1) or "no split"
-        world = trainer.procs * (trainer.hosts or 1)
+        world = plan.config.services["trainer"].procs
         times = "a multiple of " if shard == -1 else ""
         has = f"{world} process{'es' if world > 1 else ''}"
         yield Finding(

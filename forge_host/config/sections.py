@@ -53,6 +53,8 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(to_plain(item) for item in value)
+    if isinstance(value, Use):  # the form that a component inside a component is written in
+        return {"use": value.ref, **to_plain(value.config)}
     if attrs.has(type(value)):
         return fields_of(value)
     raise NotPlain(f"{type(value).__name__} is not plain data")
@@ -142,14 +144,13 @@ class Reader:
         """
         cls = self.host.config_class(entry)
         values: dict[str, Any] = {**(given or {}), **{name: item.plain for name, item in items.items()}}
-        needs = set(entry.spec.needs)
+        needs = {*entry.spec.needs, *_named_needs(entry)}
         if cls is None:
             try:
                 self.host.configure(entry.kind, Use(entry.ref, values))
             except FieldError as error:
                 place = _place(items, error.path)
                 raise UsageError(f"`{key}`: {error.message}", where=place, fix=error.fix) from None
-            needs |= _named_needs(entry)
         else:
             known = list(settable(cls))
             for name, item in items.items():
@@ -188,12 +189,12 @@ def _place(items: Mapping[str, Item], path: tuple[str, ...]) -> str | None:
 
 
 def _named_needs(entry: Entry) -> set[str]:
-    """What a loss without a spec (`file.py:MyLoss`) asks for in its signature and the plan must provide."""
-    if entry.kind != "loss":
+    """What a loss asks for in its signature; one with a separate `config` has a heavy module and says it in `needs`."""
+    if entry.kind != "loss" or entry.spec.config is not None:
         return set()
     target: Any = load_target(entry)
     if isinstance(target, type):
-        target = getattr(target, "forward", None) or vars(target).get("__call__", target)
+        target = getattr(target, "forward", None) or target.__call__
     parameters = inspect.signature(target).parameters
     names = ("ref_logprobs", "old_logprobs")
     return {name for name in names if name in parameters and parameters[name].default is inspect.Parameter.empty}

@@ -38,7 +38,7 @@ def forge_samplers(host):
 
 @hookimpl
 def forge_rewards(host):
-    return [spec("math", "MathReward"), spec("thinking", "Plain"), spec("overlong", "Plain")]
+    return [spec("math", "MathReward"), spec("half", "Half"), spec("thinking", "Plain"), spec("overlong", "Plain")]
 
 
 @hookimpl
@@ -132,6 +132,12 @@ class Plain:
 @attrs.frozen(kw_only=True)
 class MathReward:
     tolerance: float = field(default=1e-6, help="relative tolerance")
+
+
+@attrs.frozen(kw_only=True)
+class Half:
+    of: Use = field(help="the reward that is halved")
+    scale: float | None = field(default=None, help="instead of a half")
 
 
 @attrs.frozen(kw_only=True)

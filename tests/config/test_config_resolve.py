@@ -166,6 +166,7 @@ ROUND_TRIPS = [
     "generator: {use: vllm, speed: 3, procs: 2, stops: ['no', '1e-6', 'a: b']}\nservices: {reward: {procs: 3}}",
     "training: {sync_interval: 3}\ndataset: {path: arithmetic, low: 2, system: 'Say: \"yes\"\n'}",
     "plugins: []\nreward: {mode: sum, procs: 2}",
+    "rewards: [{use: half, of: {use: math, tolerance: 0.5}, scale: 1e-9}]",
 ]
 
 
@@ -299,6 +300,34 @@ def test_a_file_loss_is_checked_and_its_signature_says_what_it_needs(resolved, w
     assert run.plan.needs_ref_logprobs and run.plan.loss.use.config == {"clip_range": 0.3}
     with pytest.raises(UsageError, match="c.yaml:4: .*`clip_rnage` is unknown; did you mean `clip_range`"):
         resolved("loss: {use: './mine.py:Mine', clip_rnage: 0.3}")
+
+
+def test_the_seeds_custom_loss_resolves(resolved, write):
+    write(
+        """
+        import torch
+        import torch.nn as nn
+
+        class CustomLoss(nn.Module):
+            def __init__(self, clip_range: float = 0.2, beta: float = 0.1):
+                super().__init__()
+                self.clip_range = clip_range
+                self.beta = beta
+
+            def forward(
+                self,
+                logprobs: torch.Tensor,
+                ref_logprobs: torch.Tensor,
+                advantages: torch.Tensor,
+                padding_mask: torch.Tensor,
+            ) -> torch.Tensor:
+                return logprobs
+        """,
+        "custom_loss.py",
+    )
+    run = resolved("loss: {use: ./custom_loss.py:CustomLoss, beta: 0.2}")
+    assert run.plan.needs_ref_logprobs and run.plan.loss.use.config == {"beta": 0.2}
+    assert run.plan.loss.name == "custom-loss"
 
 
 def test_needs_are_collected(resolved):
