@@ -50,7 +50,10 @@ def run(setup: Setup, dry_run: bool, resume: str | None, locked: str | None, run
         return
     from forge_host.loop.run import run as start
 
-    start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet)
+    summary = start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet)
+    from forge_host.report.summary import print_summary
+
+    print_summary(summary)
 
 
 def _checkpoint(run_dir: Path) -> Checkpoint:

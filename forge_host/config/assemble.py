@@ -19,6 +19,7 @@ from forge_host.config.paths import find_path
 from forge_host.config.plan import Part, Plan, with_needs
 from forge_host.config.schema import (
     CheckpointConfig,
+    EvaluationConfig,
     MonarchConfig,
     ParallelismConfig,
     RewardConfig,
@@ -94,6 +95,7 @@ class Assembler:
             parallelism=self.section(ParallelismConfig, "parallelism"),
             monarch=self.section(MonarchConfig, "monarch"),
             checkpoint=self.section(CheckpointConfig, "checkpoint"),
+            evaluation=self.section(EvaluationConfig, "evaluation"),
         )  # fmt: skip
         plan = Plan(
             config=config, algorithm=algorithm, model=model, dataset=dataset, rewards=rewards, shaping=shaping,

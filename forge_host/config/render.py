@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROLES = ("generator", "trainer", "transport", "launcher")
 _PARTS = ("loss", "advantage", "sampler")
 _SETTINGS = ("aggregation", "kl", "correction", "sampling")
-_PLAIN = ("reward", "training", "services", "parallelism", "monarch", "checkpoint", "run_dir", "name")
+_PLAIN = ("reward", "training", "services", "parallelism", "monarch", "checkpoint", "evaluation", "run_dir", "name")
 _OPTIONAL = ("plugins", "no_plugins", "plugin_files")
 
 

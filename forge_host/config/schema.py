@@ -151,6 +151,19 @@ class CheckpointConfig:
 
 
 @attrs.frozen(kw_only=True)
+class EvaluationConfig:
+    """Held-out prompts, graded by the run's rewards. Without `dataset` the training prompts are used: no test."""
+
+    interval: int = field(default=0, help="evaluate every so many steps; 0 is off", unit="steps", validator=ge(0))
+    num_prompts: int = field(default=64, help="prompts, the first of the dataset", validator=ge(1))
+    n_samples: int = field(default=1, help="sampled responses per prompt; 0 is off", validator=ge(0))
+    temperature: float = field(default=1.0, help="softmax temperature of the sampled responses", validator=gt(0))
+    greedy: bool = field(default=True, help="also one greedy response per prompt")
+    solved_at: float = field(default=1.0, help="a reward of at least this is solved in pass@k")
+    dataset: Mapping[str, Any] = field(factory=dict, help="keys that replace the dataset section's, as split: test")
+
+
+@attrs.frozen(kw_only=True)
 class RunConfig:
     """One run, resolved: what `config show` prints and `config.resolved.yaml` holds."""
 
@@ -182,6 +195,7 @@ class RunConfig:
     parallelism: ParallelismConfig = field(factory=ParallelismConfig, help="the trainer's parallelism")
     monarch: MonarchConfig = field(factory=MonarchConfig, help="runtime deadlines")
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig, help="saving")
+    evaluation: EvaluationConfig = field(factory=EvaluationConfig, help="held-out evaluation")
     run_dir: str = field(default="runs", help="folder that run directories are made in")
     name: str = field(default="", help="name of the run; empty takes the config file's")
     plugins: tuple[str, ...] | None = field(default=None, help="plugins to load; null loads every installed one")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import structlog
 
 from forge_host.errors import ForgeError, RunError
-from forge_host.loop import checkpoint
+from forge_host.loop import checkpoint, evaluation
 from forge_host.loop.buffer import Buffer, Ticket
 from forge_host.loop.roles import Roles
 from forge_host.loop.rollout import Roller
@@ -33,6 +34,8 @@ class Controller:
     Args:
         stream: an endless, resumable iterator of prompts.
         stop: set to end after the step in progress.
+        lock_text: the plugin lock, copied into checkpoints.
+        held_out: prompts of the evaluation.
     """
 
     def __init__(
@@ -50,11 +53,12 @@ class Controller:
         info: RunInfo,
         stop: asyncio.Event,
         lock_text: str,
+        held_out: Sequence[Prompt] = (),
     ) -> None:
         self.config, self.plan, self.host, self.roles = config, plan, host, roles
         self.roller, self.stepper, self.stream = roller, stepper, stream
         self.directory, self.trackers, self.info, self.stop = directory, trackers, info, stop
-        self.lock_text = lock_text
+        self.lock_text, self.held_out = lock_text, held_out
         training = config.training
         self.sync = WeightSync(
             roles.trainer, roles.generator, verify=training.verify_weight_sync, timeout_s=training.weight_sync_timeout
@@ -66,6 +70,7 @@ class Controller:
         )
         self.step = 0
         self.version = 0
+        self.first_evaluation: dict[str, float] = {}
         self.history: list[StepReport] = []
         self._rollouts: set[asyncio.Task[None]] = set()
         self._update: asyncio.Task[float] | None = None
@@ -80,6 +85,8 @@ class Controller:
         Raises:
             ForgeError: whatever ended the run; the trainer keeps its last whole step.
         """
+        if self.config.evaluation.interval and self.step == 0:
+            self.first_evaluation = await self.evaluate()
         producer = asyncio.create_task(self._produce())
         try:
             while self.step < self.config.training.max_steps and not self.stop.is_set():
@@ -111,13 +118,14 @@ class Controller:
             if training.max_policy_age == 0:
                 update_s += await self._updated()
             self.host.hooks.forge_weights_published(run=self.info, version=self.version, seconds=publish_s + update_s)
-        step_s = time.perf_counter() - began
+        evaluated = await self._evaluate_if_due()
+        step_s = time.perf_counter() - began - evaluated.get("time/evaluation_s", 0.0)
         spans = self.roller.spans.read()
         rejected, self._rejected_before = (
             self.buffer.rejected.total() - self._rejected_before,
             self.buffer.rejected.total(),
         )
-        metrics |= reward_metrics(groups)
+        metrics |= reward_metrics(groups) | evaluated
         self._check_reward_errors(groups, metrics["reward/error_rate"])
         metrics |= {
             "time/step_s": step_s,
@@ -140,6 +148,29 @@ class Controller:
         self.history.append(report)
         self.trackers.log(report)
         self.host.hooks.forge_step_finished(run=self.info, report=report)
+
+    async def _evaluate_if_due(self) -> dict[str, float]:
+        interval, last = self.config.evaluation.interval, self.step == self.config.training.max_steps
+        if not interval or (self.step % interval and not last):
+            return {}
+        await self._updated()
+        return await self.evaluate()
+
+    async def evaluate(self) -> dict[str, float]:
+        """Grade the held-out prompts with the generators' newest weights; metrics `eval/...`."""
+        began = time.perf_counter()
+        settings = self.config.evaluation
+        metrics, groups = await evaluation.evaluate(
+            self.roller,
+            self.held_out,
+            n_samples=settings.n_samples,
+            temperature=settings.temperature,
+            greedy=settings.greedy,
+            solved_at=settings.solved_at,
+        )
+        for group in groups:
+            self.directory.record(self.step, group, Verdict(False, "evaluation"))
+        return {**metrics, "time/evaluation_s": time.perf_counter() - began}
 
     async def _save_if_due(self) -> None:
         """A checkpoint every `checkpoint.interval` steps, at the next publish: there the data position is exact."""

@@ -18,7 +18,7 @@ import attrs
 import structlog
 
 from forge_host.api import ADVANTAGE_ARGUMENTS
-from forge_host.errors import ForgeError, RunError
+from forge_host.errors import ForgeError, PluginError, RunError, UsageError
 from forge_host.loop.checkpoint import Checkpoint
 from forge_host.loop.controller import Controller
 from forge_host.loop.prompts import PromptEncoder
@@ -61,6 +61,7 @@ class Runner:
     controller: Controller | None = None
     session: Session | None = None
     probes: list[Any] = attrs.Factory(list)
+    held_out: list[Any] = attrs.Factory(list)
     samples: dict[str, list[Group]] = attrs.Factory(dict)
     began: float = attrs.Factory(time.time)
     startup_s: float | None = None
@@ -115,6 +116,8 @@ class Runner:
             )
             sampler = self.host.build("sampler", plan.sampler.use)
             self.probes = list(islice(iter(dataset), NUM_PROBES))
+            if config.evaluation.interval:
+                self.held_out = await asyncio.to_thread(held_out, self.host, plan.dataset.use, config.evaluation)
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -154,6 +157,7 @@ class Runner:
             info=self.info,
             stop=self.stop,
             lock_text=self.lock.dumps(),
+            held_out=self.held_out,
         )
 
     def _transport(self) -> Use:
@@ -209,6 +213,7 @@ class Runner:
             "status": "done" if error is None else "interrupted" if isinstance(error, Interrupted) else "failed",
             "error": str(error) if error else None,
             "steps": len(history),
+            "evaluation_first": self.controller.first_evaluation if self.controller else {},
             "policy_version": history[-1].policy_version if history else 0,
             "rewards": rewards,
             "reward_first": sum(rewards[:edge]) / edge if edge else None,
@@ -238,11 +243,37 @@ class Runner:
             loop.add_signal_handler(number, on_signal)
 
 
+def held_out(host: Any, use: Use, settings: Any) -> list[Any]:
+    """The evaluation's prompts: the first of the dataset with `evaluation.dataset`'s keys replaced.
+
+    Raises:
+        UsageError: an unknown key, or no prompt at all.
+    """
+    chosen = dict(settings.dataset)
+    ref = chosen.pop("path", None)
+    if ref is not None and _is_dataset(host, ref):
+        use = Use(ref, chosen)
+    else:
+        use = Use(use.ref, {**use.config, **chosen, **({"path": ref} if ref is not None else {})})
+    prompts = list(islice(iter(host.build("dataset", use)), settings.num_prompts))
+    if not prompts:
+        raise UsageError("the evaluation's dataset has no prompts", where="evaluation.dataset")
+    return prompts
+
+
 def data_parallel_degree(config: Any) -> int:
     """Trainer ranks that get different data: procs divided by what splits the model."""
     p = config.parallelism
     split = p.tensor_parallel_degree * p.pipeline_parallel_degree * p.context_parallel_degree
     return int(config.services["trainer"].procs // split)
+
+
+def _is_dataset(host: Any, ref: str) -> bool:
+    try:
+        host.find("dataset", ref)
+    except PluginError:
+        return False
+    return True
 
 
 def _sample(before: Group, after: Group) -> dict[str, Any]:
