@@ -110,6 +110,8 @@ def _plain(value: Any) -> str:
     names = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return names[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
     return value if isinstance(value, str) and value else repr(value)
 
 

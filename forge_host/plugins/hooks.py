@@ -24,6 +24,7 @@ from forge_host.plugins.suggest import listing
 from forge_host.plugins.targets import cause
 
 if TYPE_CHECKING:
+    from forge_host.config import Plan
     from forge_host.types import CommandSpec, ComponentSpec, Finding, Group, HostInfo, RunInfo, StepReport
 
 
@@ -102,7 +103,7 @@ class Hooks:
 
     # --- observers ---
 
-    def forge_check_plan(self, plan: Any, host: HostInfo) -> list[Finding]:
+    def forge_check_plan(self, plan: Plan, host: HostInfo) -> list[Finding]:
         """Every plugin's findings; the caller stops the run when one has the level "error"."""
         from forge_host.types import Finding
 

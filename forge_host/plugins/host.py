@@ -15,7 +15,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ class PluginHost:
             raise PluginError(f"`{BUILTIN}` is the host itself and cannot be blocked", where="--no-plugin")
         records = [builtin_record(), *discover(), *(_file_record(path) for path in files)]
         installed = [record.name for record in records]
-        _check_installed(blocked, installed, "--no-plugin")
-        _check_installed(names or (), installed, "--plugins")
+        check_installed(blocked, installed, "--no-plugin")
+        check_installed(names or (), installed, "--plugins")
         _check_files(records)
         host = cls(records, strict=strict, on_demand=names is None or bool(names))
         for index, record in enumerate(host._records):
@@ -118,7 +118,7 @@ class PluginHost:
         """Loads one more installed plugin; `PluginError` when it is unknown, blocked or broken. Never installs."""
         name = _clean([name])[0] if name.strip() else name
         if name not in self._loaded:
-            _check_installed([name], [record.name for record in self._records], "plugin")
+            check_installed([name], [record.name for record in self._records])
             self._load(name, strict=True)
 
     def _load(self, name: str, *, strict: bool) -> None:
@@ -159,7 +159,10 @@ class PluginHost:
     @property
     def deprecations(self) -> list[str]:
         """What loaded plugins use that a later host removes."""
-        return [text for name in sorted(self._loaded) for text in self._loaded[name].deprecations]
+        return [text for name in sorted(self._loaded) for text in self.deprecations_of(name)]
+
+    def deprecations_of(self, name: str) -> tuple[str, ...]:
+        return self._loaded[name].deprecations if name in self._loaded else ()
 
     @property
     def hooks(self) -> Hooks:
@@ -238,13 +241,14 @@ class PluginHost:
         }
 
 
-def _clean(names: Sequence[str]) -> list[str]:
+def _clean(names: Iterable[str]) -> list[str]:
     """Names as typed (`Math_Reward `) to names as they are (`math-reward`)."""
     return [re.sub(r"[-_.]+", "-", name.strip()).lower() for name in names if name.strip()]
 
 
-def _check_installed(names: Sequence[str] | set[str], installed: Sequence[str], where: str) -> None:
-    for name in sorted(names):
+def check_installed(names: Iterable[str], installed: Sequence[str], where: str | None = None) -> None:
+    """Raises `PluginError` with near matches for the first of `names` that is not `installed`."""
+    for name in sorted(_clean(names)):
         if name not in installed:
             others = [plugin for plugin in installed if plugin != BUILTIN]
             fix = did_you_mean(name, installed) or f"installed: {listing(others)}"

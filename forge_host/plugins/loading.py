@@ -72,6 +72,8 @@ def load_plugin(record: PluginRecord, info: HostInfo) -> Loaded:
             manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise LoadFailure(" ".join(str(error).split())) from error
+    for warning in caught:  # shown once, at the plugin's own line, and kept for `doctor`
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     entries = tuple(_entries(manager, hooks, record, info))
     commands = tuple(_declared(manager, "forge_commands", CommandSpec, info)) if "forge_commands" in hooks else ()
     done = attrs.evolve(

@@ -17,6 +17,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,7 +92,11 @@ def resolve(target: str, what: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        fix = f"install the package that provides `{missing}`" if missing else "run `forge-host plugins doctor`"
+        fix = "run `forge-host plugins doctor`"
+        if missing:
+            top = missing.partition(".")[0]
+            absent = bool(missing_modules([top]))
+            fix = f"install the package that provides `{missing}`" if absent else f"`{top}` has no such module"
         raise PluginError(f"`{target}` cannot be imported: {cause(error)}", where=what, fix=fix) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -123,14 +128,34 @@ def cause(error: BaseException) -> str:
 
 
 def missing_modules(requires: Iterable[str]) -> list[str]:
-    """Those of `requires` that are not installed; nothing is imported (`find_spec` of a submodule would)."""
-    return [name for name in requires if not _installed(name.partition(".")[0])]
+    """Those of `requires` that are not installed; nothing is imported."""
+    return [name for name in requires if name not in sys.modules and find_module(name) is None]
 
 
-def _installed(top_level: str) -> bool:
-    if top_level in sys.modules:
-        return True
+def find_module(name: str) -> ModuleSpec | None:
+    """The spec of a module, found without importing the packages it is in (`find_spec("a.b")` imports `a`)."""
+    top, *rest = name.split(".")
     try:
-        return importlib.util.find_spec(top_level) is not None
+        spec = importlib.util.find_spec(top)
+        for part in rest:
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
     except (ImportError, ValueError):
-        return False
+        return None
+    return spec
+
+
+def locate(target: str) -> str:
+    """ "path:line" of a target's definition, nothing imported; "" when not found."""
+    location, _, attribute = target.rpartition(":")
+    if location.endswith(".py"):
+        path: str | None = location
+    else:
+        spec = find_module(location)
+        path = spec.origin if spec is not None and spec.has_location else None
+    if path is None or not path.endswith(".py") or not Path(path).is_file():
+        return path or ""
+    definition = re.compile(rf"\s*(class|def|async def)\s+{re.escape(attribute.rpartition('.')[2])}\b")
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return next((f"{path}:{number}" for number, line in enumerate(lines, 1) if definition.match(line)), path)

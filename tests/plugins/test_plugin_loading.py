@@ -8,7 +8,7 @@ import pytest
 
 from forge_host.errors import PluginError
 from forge_host.plugins import PluginHost
-from forge_host.plugins.deprecation import removed_in_2
+from forge_host.plugins.deprecation import ForgeRemovedIn2Warning, removed_in_2
 from forge_host.testing.dists import HEADER, reward_source
 
 
@@ -220,8 +220,6 @@ def test_keyboard_interrupt_is_not_swallowed(install):
 
 
 def test_deprecated_hooks_are_reported(install, monkeypatch):
-    import pluggy
-
     from forge_host import hookspecs
     from forge_host.plugins import loading
 
@@ -232,7 +230,10 @@ def test_deprecated_hooks_are_reported(install, monkeypatch):
 
     monkeypatch.setattr(loading, "ForgeSpecs", Specs)
     install("old", reward_source("x"))
-    host = only("old", strict=True)
-    assert any("deprecated since API 1.1 and goes away in 2.0; use `forge_scores`" in t for t in host.deprecations), (
-        pluggy.__version__
-    )
+    with pytest.warns(ForgeRemovedIn2Warning) as caught:
+        host = only("old", strict=True)
+    words = "hook `forge_rewards` is deprecated since API 1.1 and goes away in 2.0; use `forge_scores`"
+    assert host.deprecations_of("old") == (words,)
+    assert {warning.filename for warning in caught if str(warning.message) == words} >= {
+        str(install.root / "fake_old.py")
+    }

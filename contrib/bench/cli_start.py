@@ -1,0 +1,52 @@
+"""How long `forge-host plugins list` takes with thirty installed plugins, and `forge-host --help`: whole processes.
+
+    python contrib/bench/cli_start.py --runs 15
+
+Prints the median and the fastest of each in seconds, beside an empty interpreter's. The plugins are fake distributions
+in a temporary folder whose modules raise when imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from forge_host.testing.dists import write_dist
+
+COMMANDS = {
+    "python -c pass": ["-c", "pass"],
+    "plugins list": ["-m", "forge_host.cli.main", "plugins", "list"],
+    "--help": ["-m", "forge_host.cli.main", "--help"],
+    "--version": ["-m", "forge_host.cli.main", "--version"],
+}
+
+
+def seconds(arguments: list[str], path: str) -> float:
+    start = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path, os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--plugins", type=int, default=30)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.plugins):
+            name, module = f"many-{number}", f"many_{number}"
+            write_dist(folder, f"forge-plugin-{name}", {name: module}, {module: "raise RuntimeError"})
+        print(f"{'command':16}  median s  fastest s")
+        for name, arguments in COMMANDS.items():
+            times = [seconds(arguments, folder) for _ in range(options.runs)]
+            print(f"{name:16}  {statistics.median(times):8.3f}  {min(times):9.3f}")
+
+
+if __name__ == "__main__":
+    main()
