@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pluggy
 
 if TYPE_CHECKING:
+    from forge_host.config import Plan
     from forge_host.types import (
         CommandSpec,
         ComponentSpec,
@@ -156,7 +157,7 @@ class ForgeSpecs:
     # --- observers: during a run ---
 
     @hookspec(since="1.0")
-    def forge_check_plan(self, plan: Any, host: HostInfo) -> Iterable[Finding] | None:
+    def forge_check_plan(self, plan: Plan, host: HostInfo) -> Iterable[Finding] | None:
         """Called before any process starts, with the resolved plan; `plan.config` is the `RunConfig`.
 
         Returns findings about combinations that no single component can see. Level "error" stops the run.
