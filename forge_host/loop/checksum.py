@@ -25,7 +25,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     digest = xxhash.xxh3_128(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     if tensor.numel():
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(memoryview(flat.numpy()))
+        digest.update(flat.numpy().data)
     return digest.hexdigest()
 
 

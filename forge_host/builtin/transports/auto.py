@@ -1,6 +1,6 @@
 """Which transport a run uses, and why: `transport: auto` is decided here, when the places of the processes are known.
 
-    use, reason = choose_transport(plan, places)
+use, reason = choose_transport(plan, places)
 """
 
 from __future__ import annotations
@@ -40,4 +40,4 @@ def choose_transport(plan: Any, places: Mapping[str, Any]) -> tuple[Use, str]:
 
 def _several_hosts(services: Mapping[str, Any]) -> str:
     """The first role that is not on this host alone, as "role.hosts: n"; empty when all are here."""
-    return next((f"{role}.hosts: {s.hosts}" for role, s in sorted(services.items()) if s.hosts is not None and s.hosts > 1), "")  # fmt: skip
+    return next((f"{role}.hosts: {s.hosts}" for role, s in sorted(services.items()) if (s.hosts or 1) > 1), "")

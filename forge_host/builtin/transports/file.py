@@ -8,8 +8,8 @@
 
 A version is written beside its place, synced to the disk and renamed: a reader sees the whole file or none. The newest
 two versions stay. A reader maps the file, so removing it takes nothing from a reader on the same host; a reader on
-another host of an NFS mount has to be done before the version after the next one is published, which the host's loop sees to.
-A process that was killed leaves its files; the next publisher on that host in the same folder removes them.
+another host of an NFS mount has to be done before the version after the next one is published, which the host's loop
+sees to. A process that was killed leaves its files; the next publisher on that host in the same folder removes them.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class Files:
     def open(self, namespace: str) -> None:
         self._namespace = namespace.replace(os.sep, "-")
 
-    def publish(
-        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False
-    ) -> Receipt:
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False) -> Receipt:
         """Write one version. Tensors on a GPU are copied to the host first, all of them at once.
 
         Raises:
@@ -78,8 +76,9 @@ class Files:
             raise RunError(
                 f"version {version} of the weights ({sum(t.nbytes for t in held.values()) / 1e6:.0f} MB) "
                 f"cannot be written: {error.strerror or error}",
-                where=str(self._folder()), fix="set transport.directory to a writable folder with room for three versions",
-            ) from error  # fmt: skip
+                where=str(self._folder()),
+                fix="set transport.directory to a writable folder with room for three versions",
+            ) from error
         self._files[version], self._version = path, version
         for old in sorted(self._files)[:-2]:
             self._files.pop(old).unlink(missing_ok=True)

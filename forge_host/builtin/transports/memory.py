@@ -1,6 +1,6 @@
 """How much memory this process may still take, so that a transport can refuse instead of being killed.
 
-    require_memory(2 << 30, "publish the weights")
+require_memory(2 << 30, "publish the weights")
 """
 
 from __future__ import annotations

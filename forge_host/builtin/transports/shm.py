@@ -24,7 +24,6 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ TOKEN_BYTES = 16  #: the buffer's first bytes: a random token of the version in 
 
 @attrs.define(kw_only=True)
 class SharedMemory:
-    """The transport `shm`. `fetch`'s tensors are private views of the shared pages: no copy, and a write stays local."""
+    """The transport `shm`. `fetch` gives private views of the shared pages: no copy, and a write stays local."""
 
     capabilities: Capabilities = attrs.field(default=Capabilities(), init=False)
     _namespace: str = attrs.field(default="", init=False)
@@ -55,9 +54,7 @@ class SharedMemory:
         """`namespace` names the buffers in /proc/<pid>/maps."""
         self._namespace = namespace
 
-    def publish(
-        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False
-    ) -> Receipt:
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False) -> Receipt:
         """Copy every tensor in, as it is (any dtype, device and strides); the caller may change them afterwards.
 
         A failure while copying publishes nothing: the version before stays the newest.
@@ -95,9 +92,7 @@ class SharedMemory:
         where = f"version {receipt.version} of the weights"
         location = receipt.location
         if location["boot"] != _boot_id():
-            raise RunError(
-                f"{where} is in another host's memory", fix="set transport: file, or one that crosses hosts"
-            )
+            raise RunError(f"{where} is in another host's memory", fix="set transport: file, or one that crosses hosts")
         path = f"/proc/{location['pid']}/fd/{location['fd']}"
         try:
             lease = io.FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "r")
@@ -137,14 +132,14 @@ class SharedMemory:
                 raise _gone(receipt, "its memory is being used for a newer one") from error
             if os.pread(lease.fileno(), TOKEN_BYTES, 0) != receipt.location["token"]:
                 raise _gone(receipt, "a newer one has taken its memory")
-            with suppress(BufferError):  # the caller still has a tensor; the pages go when that does
-                with mmap.mmap(lease.fileno(), 0, access=mmap.ACCESS_COPY) as pages:
-                    for name, dtype, shape, offset, size in receipt.location["tensors"]:
-                        kind = getattr(torch, dtype)
-                        if size == 0:
-                            yield name, torch.empty(shape, dtype=kind)
-                            continue
-                        yield name, torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=offset).view(kind).view(shape)  # fmt: skip
+            pages = mmap.mmap(lease.fileno(), 0, access=mmap.ACCESS_COPY)  # unmapped with its last tensor
+            for name, dtype, shape, offset, size in receipt.location["tensors"]:
+                kind = getattr(torch, dtype)
+                if size == 0:
+                    yield name, torch.empty(shape, dtype=kind)
+                    continue
+                flat = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=offset)
+                yield name, flat.view(kind).view(shape)
 
 
 class _Buffer:

@@ -1,0 +1,261 @@
+"""vLLM as this plugin uses it: one engine in this process, on a thread of its own, with asyncio in front.
+
+    arguments = engine_arguments(config, model_path="/models/SmolLM2", max_model_len=2048, device="cpu", seed=0)
+    engine = VLLMEngine(arguments, opening=opening)
+    await engine.start()
+    completions = await engine.generate([1, 2, 3], SamplingParams(n=8, max_tokens=24))
+    await engine.update_weights(receipt)
+    await engine.stop()
+
+Why a thread and not vLLM's AsyncLLM: that puts the engine into a child process and, on a CPU, the model into a third.
+Here nothing outlives this process, even after kill -9, start-up loads vLLM once, and a weight update is a call
+between two steps of the engine: every token was computed with exactly the weights whose version it is given.
+
+Log-probabilities are vLLM's `processed_logprobs`: of the sampled token under the distribution it was drawn from, after
+temperature, top-p and top-k. With temperature 0 they are those of temperature 1.
+
+A response in flight during an update goes on with the keys and values that the old weights left (unless
+`recompute_in_flight`); its later tokens have the new version. A prompt that arrives after an update never shares
+cached keys and values from before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+
+from forge_host.api import Completion, Receipt, RunError, SamplingParams, UsageError
+from forge_plugin_vllm.outputs import completions_of, sampling_params
+from forge_plugin_vllm.startup import startup_error
+from forge_plugin_vllm.worker import Opening
+
+log = structlog.get_logger()
+
+
+class VLLMEngine:
+    """One vLLM engine. All methods are called from one asyncio loop; vLLM itself only runs on the engine's thread.
+
+    Args:
+        arguments: of vLLM's `EngineArgs` (`forge_plugin_vllm.arguments.engine_arguments`).
+        opening: how its workers fetch weights; None if they never do.
+        recompute_in_flight: drop the keys and values of unfinished responses at an update.
+        version: of the weights in the model's folder.
+    """
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        opening: Opening | None = None,
+        recompute_in_flight: bool = False,
+        version: int = 0,
+    ) -> None:
+        self.arguments, self.opening, self.recompute = dict(arguments), opening, recompute_in_flight
+        self.version = version
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._pending: dict[str, Future[Any]] = {}
+        self._ids = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._engine: Any = None
+        self._dead: RunError | None = None
+        self._counts: dict[str, float] = dict.fromkeys(
+            ("tokens/generated", "tokens/prompt", "requests/finished", "sync/updates", "sync/pause_s"), 0.0
+        )
+
+    async def start(self) -> None:
+        """Load the model.
+
+        Raises:
+            UsageError: vLLM refuses the settings, for example too little memory for the KV cache.
+            RunError: it fails otherwise.
+        """
+        began = time.perf_counter()
+        ready: Future[Any] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="vllm-engine", daemon=True)
+        self._thread.start()
+        await asyncio.wrap_future(ready)
+        self._counts["time/startup_s"] = time.perf_counter() - began
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[Completion]:
+        """`params.n` responses to one prompt of token ids. Cancelling it frees the engine's share.
+
+        Raises:
+            UsageError: the prompt is empty, or leaves no room for `params.max_tokens`.
+            RunError: the engine is dead.
+        """
+        limit = self._engine.model_config.max_model_len
+        if not prompt_ids:
+            raise UsageError("a prompt without tokens cannot be answered", fix="remove it from the dataset")
+        if len(prompt_ids) + params.max_tokens > limit:
+            raise UsageError(
+                f"a prompt of {len(prompt_ids)} tokens and a response of {params.max_tokens} exceed the {limit} tokens "
+                "that the generator holds",
+                fix="raise training.seq_len, lower max_tokens, or set dataset.max_prompt_tokens",
+            )
+        request_id = str(next(self._ids))
+        future: Future[Any] = Future()
+
+        def add() -> None:
+            self._pending[request_id] = future
+            prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"version {self.version}"}
+            self._engine.add_request(request_id, prompt, sampling_params(params))
+
+        await self._call(add)
+        try:
+            output = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self._submit(lambda: self._engine.abort_request([request_id]))
+            raise
+        return completions_of(output, prompt_ids)
+
+    async def update_weights(self, receipt: Receipt, checksum: bool = False) -> str:
+        """Load a newer version between two steps; requests go on afterwards. Returns the digest of the tensors or "".
+
+        Raises:
+            ValueError: the version is not newer than the one held.
+            RunError: it cannot be fetched or does not fit the model; the old weights stay, and so does their version.
+        """
+        return str(await self._call(lambda: self._update(receipt, checksum)))
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since the start, with units in their names, and what is in flight now."""
+        return {**self._counts, "requests/running": float(len(self._pending)), "policy_version": float(self.version)}
+
+    async def stop(self) -> None:
+        """End the thread and free the model; unfinished requests fail."""
+        if self._thread is None or not self._thread.is_alive():
+            return
+        await self._call(self._shutdown)
+        await asyncio.to_thread(self._thread.join, 30)
+
+    # --- on the engine's thread ----------------------------------------------------------------------------------
+
+    def _run(self, ready: Future[Any]) -> None:
+        try:
+            self._load()
+        except Exception as error:  # whatever vLLM raises at start, the caller of `start` gets it
+            ready.set_exception(startup_error(error, self.arguments))
+            return
+        ready.set_result(None)
+        while self._engine is not None:
+            self._work_off_jobs()
+            if self._engine is not None and self._engine.has_unfinished_requests():
+                try:
+                    self._step()
+                except Exception as error:  # the engine's state is unknown now: every request must hear of it
+                    log.exception("vLLM failed")
+                    self._die(RunError(f"vLLM failed: {type(error).__name__}: {error}", where="generator"))
+
+    def _load(self) -> None:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
+        self._engine.engine_core.set_weight_version(str(self.version))
+        if self.opening is not None:
+            self._engine.collective_rpc("forge_open", args=(self.opening,))
+
+    def _work_off_jobs(self) -> None:
+        """Run what was submitted; wait for something when there is nothing to generate."""
+        block = not self._engine.has_unfinished_requests()
+        while True:
+            try:
+                job, future = self._jobs.get(block=block)
+            except queue.Empty:
+                return
+            block = False
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = job()
+            except Exception as error:  # the submitter's, not this thread's
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            if self._engine is None:
+                return
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            if not output.finished:
+                continue
+            future = self._pending.pop(output.request_id, None)
+            if future is None:
+                continue  # cancelled
+            self._counts["requests/finished"] += 1
+            self._counts["tokens/prompt"] += len(output.prompt_token_ids)
+            self._counts["tokens/generated"] += sum(len(out.token_ids) for out in output.outputs)
+            if future.set_running_or_notify_cancel():
+                future.set_result(output)
+
+    def _update(self, receipt: Receipt, checksum: bool) -> str:
+        if receipt.version <= self.version:
+            raise ValueError(f"version {receipt.version} of the weights came after {self.version}")
+        began = time.perf_counter()
+        self._drain()
+        try:
+            results = self._engine.collective_rpc("forge_load", args=(receipt, checksum))
+        except (RunError, ValueError):
+            raise  # nothing was loaded
+        except Exception as error:
+            self._die(RunError(f"loading version {receipt.version} of the weights failed: {error}", where="generator"))
+            raise self._dead from error
+        self.version = receipt.version
+        self._engine.engine_core.set_weight_version(str(self.version))
+        if self.recompute:
+            self._engine.engine_core.reset_prefix_cache(reset_running_requests=True)
+        pause_s = time.perf_counter() - began
+        self._counts["sync/updates"] += 1
+        self._counts["sync/pause_s"] += pause_s
+        log.debug("weights loaded", version=self.version, pause_s=round(pause_s, 4), **results[0])
+        return str(results[0]["digest"])
+
+    def _drain(self) -> None:
+        """With asynchronous scheduling (GPU) a step may be under way: take its tokens in, as the old version's."""
+        core = self._engine.engine_core.engine_core
+        if not getattr(core, "batch_queue", None):
+            return
+        from vllm.v1.core.sched.interface import PauseState
+
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        while core.batch_queue:
+            self._step()
+        core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def _shutdown(self) -> None:
+        if self.opening is not None:
+            self._engine.collective_rpc("forge_close")
+        self._engine.engine_core.shutdown()
+        self._die(RunError("the generator was stopped"))
+
+    def _die(self, error: RunError) -> None:
+        """Fail everything that waits, now and later."""
+        self._dead, self._engine = error, None
+        while self._pending:
+            _, future = self._pending.popitem()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        while not self._jobs.empty():
+            _, future = self._jobs.get()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    # --- on the caller's loop ------------------------------------------------------------------------------------
+
+    def _submit(self, job: Callable[[], Any]) -> Future[Any]:
+        if self._dead is not None:
+            raise self._dead
+        future: Future[Any] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    async def _call(self, job: Callable[[], Any]) -> Any:
+        return await asyncio.wrap_future(self._submit(job))

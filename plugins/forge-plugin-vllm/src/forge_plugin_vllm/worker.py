@@ -1,0 +1,96 @@
+"""What runs inside each vLLM worker: `EngineArgs(worker_extension_cls="forge_plugin_vllm.worker:...")` mixes it in.
+
+    engine.collective_rpc("forge_open", args=(opening,))
+    digests = engine.collective_rpc("forge_load", args=(receipt, True))
+
+Weights are fetched here and not in the engine's process, so that with tensor parallelism each worker reads its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from typing import Any
+
+import attrs
+
+from forge_host.api import Receipt, Transport
+from forge_host.errors import RunError
+from forge_host.loop.checksum import tensor_digest, weights_digest
+from forge_plugin_vllm.checkpoint import Shape, check_names
+
+
+@attrs.frozen
+class Opening:
+    """How a worker gets at the run's weights.
+
+    Args:
+        lock: the run's plugin lock, from which the worker rebuilds its plugins; None loads what is installed.
+        transport: `forge_host.types.Use` of the transport.
+        namespace: the run's.
+        shapes: tensors the model's checkpoint has; empty checks nothing.
+        tied: whether the output embedding is the input embedding.
+    """
+
+    lock: Any
+    transport: Any
+    namespace: str
+    shapes: Mapping[str, Shape]
+    tied: bool
+
+    def transport_here(self) -> Transport:
+        from forge_host.plugins import PluginHost
+
+        host = PluginHost.load() if self.lock is None else PluginHost.from_lock(self.lock)
+        transport: Transport = host.build("transport", self.transport)
+        transport.open(self.namespace)
+        return transport
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker class; `model_runner` is the worker's."""
+
+    model_runner: Any
+    forge_opening: Opening
+    forge_transport: Transport
+
+    def forge_open(self, opening: Opening) -> None:
+        self.forge_opening, self.forge_transport = opening, opening.transport_here()
+
+    def forge_load(self, receipt: Receipt, checksum: bool) -> dict[str, Any]:
+        """Replace the model's weights by the receipt's: all of them, or none and an error.
+
+        Every tensor is there and checked before the first one is loaded. Returns the digest of what was loaded ("" when
+        not asked for) and the seconds that fetching and loading took.
+
+        Raises:
+            RunError: the version cannot be fetched, or does not fit the model.
+        """
+        began = time.perf_counter()
+        tensors = self.forge_transport.fetch(receipt)
+        with closing(tensors) if hasattr(tensors, "close") else nullcontext():
+            held = list(itertools.islice(tensors, receipt.num_tensors))
+            if len(held) != receipt.num_tensors:
+                raise RunError(f"version {receipt.version} came with {len(held)} of {receipt.num_tensors} tensors")
+            if self.forge_opening.shapes:
+                received = ((name, tuple(tensor.shape)) for name, tensor in held)
+                check_names(self.forge_opening.shapes, received, tied=self.forge_opening.tied)
+            digest = weights_digest((name, tensor_digest(tensor)) for name, tensor in held) if checksum else ""
+            fetched = time.perf_counter()
+            self.model_runner.reload_weights(weights_iterator=iter(held), is_checkpoint_format=True)
+            self._forge_synchronize()  # the tensors are the transport's again after this
+            if next(tensors, None) is not None:
+                raise RunError(f"version {receipt.version} came with more than its {receipt.num_tensors} tensors")
+            held.clear()
+        return {"digest": digest, "fetch_s": fetched - began, "load_s": time.perf_counter() - fetched}
+
+    def forge_close(self) -> None:
+        self.forge_transport.close()
+
+    def _forge_synchronize(self) -> None:
+        import torch
+
+        if self.model_runner.device.type == "cuda":
+            torch.cuda.synchronize(self.model_runner.device)
