@@ -1,0 +1,111 @@
+"""Symbolic equality through math-verify, in a child process with a real deadline and a memory limit.
+
+Why a process: computer algebra can hang or take all memory on an answer like 9^{9^{9^9}}, math-verify's own deadline
+needs the main thread (SIGALRM; elsewhere it fails or grades everything 0), and a thread cannot be killed. The child
+starts on the first answer that is not a plain number, ends with its parent, and is replaced after a deadline.
+
+    checker().equal(r"\\frac{\\sqrt{2}}{2}", r"1/\\sqrt{2}", timeout_s=5.0)      # True
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+
+MAX_MEMORY = 2 * 1024**3  # bytes of address space of the child
+START_TIMEOUT_S = 60.0  # importing sympy takes 1 to 20 s, by disk
+
+
+class Checker:
+    """One child process; calls from several threads take turns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def equal(self, gold: str, answer: str, *, timeout_s: float) -> bool:
+        """Whether math-verify finds `answer` equal to `gold` (LaTeX or plain; not symmetric, gold goes first).
+
+        Raises:
+            TimeoutError: no verdict within `timeout_s` seconds.
+            RuntimeError: the child died, say at its memory limit.
+        """
+        with self._lock:
+            process = self._start()
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+                process.stdin.flush()
+                line = self._read_line(process, timeout_s)
+            except (BrokenPipeError, TimeoutError) as error:
+                self.close()
+                if isinstance(error, TimeoutError):
+                    raise TimeoutError(f"no verdict on {answer[:60]!r} = {gold[:60]!r} in {timeout_s:g} s") from None
+                line = b""
+            if line in (b"1\n", b"0\n"):
+                return line == b"1\n"
+            self.close()
+            raise RuntimeError(f"the symbolic check of {answer[:60]!r} = {gold[:60]!r} ended its process")
+
+    def close(self) -> None:
+        """Ends the child; the next call starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        command = [sys.executable, "-m", "forge_plugin_math.symbolic_child", str(MAX_MEMORY)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
+        )
+        try:
+            ready = self._read_line(self._process, START_TIMEOUT_S)
+        except TimeoutError:
+            ready = b""
+        if ready != b"ready\n":
+            self.close()
+            raise RuntimeError("the process for symbolic checks did not start; is math-verify installed here?")
+        return self._process
+
+    @staticmethod
+    def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+        """One line of the child; b"" when it closed its output."""
+        assert process.stdout is not None
+        deadline, line = time.monotonic() + timeout_s, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+                chunk = os.read(process.stdout.fileno(), 4096)
+                if not chunk:
+                    return b""
+                line += chunk
+        return line
+
+
+_checkers: dict[int, Checker] = {}
+
+
+def checker() -> Checker:
+    """This process's Checker (a forked child gets its own)."""
+    pid = os.getpid()
+    if pid not in _checkers:
+        _checkers.clear()
+        made = _checkers.setdefault(pid, Checker())
+        atexit.register(made.close)
+    return _checkers[pid]
