@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from forge_host.config import choose
-from forge_host.config.canonical import ROLES, SERVICE_KEYS
-from forge_host.config.merge import DEFAULT_REFS
+from forge_host.config.canonical import ROLES, SERVICE_KEYS, is_section
+from forge_host.config.merge import DEFAULT_REFS, GENERAL, overlay
 from forge_host.config.model import model_part
 from forge_host.config.paths import find_path
 from forge_host.config.plan import Part, Plan, with_needs
 from forge_host.config.schema import (
-    CheckpointConfig,
     EvaluationConfig,
-    MonarchConfig,
-    ParallelismConfig,
     RewardConfig,
     RoleConfig,
     RunConfig,
@@ -32,6 +31,13 @@ from forge_host.config.sections import Reader, unknown_key
 from forge_host.config.source import DEFAULT, Item, Source, tree
 from forge_host.errors import UsageError
 from forge_host.plugins.fields import field_types
+
+#: Keys of `RunConfig` with a step of their own; every other one is a plain section or value.
+ASSEMBLED = frozenset(
+    ("algorithm", "algorithm_config", "loss", "advantage", "sampler", "aggregation", "kl", "correction", "sampling",
+     "dataset", "rewards", "reward", "training", "generator", "trainer", "transport", "launcher", "trackers",
+     "services", "evaluation")
+)  # fmt: skip
 
 
 class Assembler:
@@ -75,6 +81,7 @@ class Assembler:
         dataset, dataset_config = choose.dataset(
             reader, choose.mapping("dataset", top.get("dataset")), DEFAULT_REFS["dataset"]
         )
+        evaluation, evaluation_config = self.evaluation(dataset)
         roles, moved = self.roles()
         rewards = self.rewards()
         training = self.training(parts.entropy_coef, preset)
@@ -92,30 +99,39 @@ class Assembler:
             launcher=RoleConfig(use=roles["launcher"].ref, extra=roles["launcher"].use.config),
             trackers=tuple(part.use for part in trackers),
             services=self.services({**moved, "reward": reward_service}),
-            parallelism=self.section(ParallelismConfig, "parallelism"),
-            monarch=self.section(MonarchConfig, "monarch"),
-            checkpoint=self.section(CheckpointConfig, "checkpoint"),
-            evaluation=self.section(EvaluationConfig, "evaluation"),
+            evaluation=evaluation_config,
+            **self.sections(),
         )  # fmt: skip
         plan = Plan(
-            config=config, algorithm=algorithm, model=model, dataset=dataset, rewards=rewards, shaping=shaping,
-            **chosen, generator=roles["generator"], trainer=roles["trainer"], transport=roles["transport"],
-            launcher=roles["launcher"], trackers=trackers, entropy_coef=training.entropy_coef,
+            config=config, algorithm=algorithm, model=model, dataset=dataset, evaluation=evaluation,
+            rewards=rewards, shaping=shaping, **chosen, generator=roles["generator"],
+            trainer=roles["trainer"], transport=roles["transport"], launcher=roles["launcher"], trackers=trackers,
+            entropy_coef=training.entropy_coef,
             mask_truncated=parts.mask_truncated,
         )  # fmt: skip
         return with_needs(plan)
 
-    def section(self, cls: type[Any], key: str) -> Any:
-        return self.reader.section(cls, key, choose.mapping(key, self.top.get(key)))
+    def sections(self) -> dict[str, Any]:
+        """The sections that nothing else depends on."""
+        hints = field_types(RunConfig)
+        return {
+            key: self.reader.section(cls, key, choose.mapping(key, self.top.get(key)))
+            for key, cls in hints.items()
+            if key not in ASSEMBLED and is_section(key)
+        }
 
     def scalars(self) -> dict[str, Any]:
         """The keys that are no sections."""
         hints = field_types(RunConfig)
         values = {}
-        for key in ("model", "run_dir", "name", "plugins", "no_plugins", "plugin_files"):
+        for key, hint in hints.items():
+            if key in ASSEMBLED or is_section(key):
+                continue
             item = self.top.get(key)
             if item is not None:
-                values[key] = self.reader.value(key, item, hints[key])
+                values[key] = self.reader.value(key, item, hint)
+            else:
+                self.reader.defaults("", {key: None})
         if "plugin_files" in values:
             source = self.top["plugin_files"].source
             values["plugin_files"] = tuple(str(find_path(file, source) or file) for file in values["plugin_files"])
@@ -123,8 +139,26 @@ class Assembler:
             stem = Path(self.files[-1].source.where).stem if self.files else "run"
             values["name"] = stem
             self.reader.provenance["name"] = Source("default", "name of the configuration")
-        self.reader.defaults("", ("run_dir", "plugins", "no_plugins", "plugin_files"))  # type: ignore[arg-type]
         return values
+
+    def evaluation(self, dataset: Part) -> tuple[Part, EvaluationConfig]:
+        """The dataset of the evaluation: the run's, with the keys of `evaluation.dataset` in place of its own."""
+        reader, items = self.reader, choose.mapping("evaluation", self.top.get("evaluation"))
+        config = reader.section(EvaluationConfig, "evaluation", items)
+        given = choose.mapping("evaluation.dataset", items.get("dataset"))
+        if not given:
+            return dataset, config
+        for name in given:
+            if name in GENERAL["dataset"]:
+                raise UsageError(
+                    f"`evaluation.dataset.{name}` is not set apart, as evaluation prompts are made as those of the run",
+                    where=given[name].source.where, fix=f"set dataset.{name}",
+                )  # fmt: skip
+        training = self.top.get("dataset", Item({}, DEFAULT))
+        merged = overlay(training, items["dataset"], "dataset").mapping or {}
+        part, chosen = choose.dataset(reader, merged, DEFAULT_REFS["dataset"], "evaluation.dataset")
+        kept = {**chosen.extra, "path": chosen.path}
+        return part, attrs.evolve(config, dataset={name: kept[name] for name in given})
 
     def roles(self) -> tuple[dict[str, Part], dict[str, dict[str, Item]]]:
         parts: dict[str, Part] = {}

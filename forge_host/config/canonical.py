@@ -10,7 +10,7 @@ section with an algorithm's name becomes `algorithm: {use: NAME, ...}`, a top-le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -27,6 +27,8 @@ SELECTORS = {
 SHORT = {**SELECTORS, "aggregation": "mode", "correction": "mode"}
 ROLES = ("generator", "trainer", "ref_model", "reward")
 SECTIONS = tuple(field.name for field in attrs.fields(RunConfig) if field.name != "algorithm_config")
+#: The configuration of no file at all.
+DEFAULTS = RunConfig(model="")
 SERVICE_KEYS = frozenset(field.name for field in attrs.fields(ServiceConfig))
 
 
@@ -40,6 +42,12 @@ def same_ref(low: str, high: str) -> bool:
     return low == high or ("/" not in low or "/" not in high) and base_name(low) == base_name(high)
 
 
+def is_section(key: str) -> bool:
+    """Whether a top-level key holds keys of its own."""
+    default = getattr(DEFAULTS, key, None)
+    return isinstance(default, Mapping) or attrs.has(type(default))
+
+
 def canonical(layer: Item, is_algorithm: Callable[[str], bool]) -> Item:
     """One layer's tree in the long form.
 
@@ -51,7 +59,9 @@ def canonical(layer: Item, is_algorithm: Callable[[str], bool]) -> Item:
     for key, item in (layer.mapping or {}).items():
         if key not in SECTIONS and key not in ROLES and is_algorithm(key):
             algorithms[key] = item
-        elif item.value is None and key not in ("plugins", "model", "name", "run_dir", "loss", "advantage", "sampler"):
+        elif item.value is None and key in ("rewards", "trackers"):
+            top[key] = Item([], item.source)
+        elif item.value is None and (key in ROLES or key == "algorithm" or is_section(key)):
             top[key] = Item({}, item.source)
         elif key in SHORT and isinstance(item.value, str):
             top[key] = Item({SHORT[key]: item}, item.source)

@@ -91,38 +91,38 @@ def mapping(key: str, item: Item | None) -> Items:
     return item.mapping
 
 
-def dataset(reader: Reader, items: Items, default: str) -> tuple[Part, DatasetConfig]:
+def dataset(reader: Reader, items: Items, default: str, key: str = "dataset") -> tuple[Part, DatasetConfig]:
     """The dataset component that `path` asks for, and the host's own keys of the section."""
     path = items.get("path") or tree(default, DEFAULT)
     if not isinstance(path.value, str) or not path.value:
-        raise UsageError(f"`dataset.path` is a name or path, not {path.plain!r}", where=path.source.where)
+        raise UsageError(f"`{key}.path` is a name or path, not {path.plain!r}", where=path.source.where)
     own = [field.name for field in attrs.fields(DatasetConfig) if field.name not in ("path", "extra")]
-    general = reader.section(DatasetConfig, "dataset", {name: items[name] for name in own if name in items})
+    general = reader.section(DatasetConfig, key, {name: items[name] for name in own if name in items})
     extra = {name: item for name, item in items.items() if name not in (*own, "path")}
-    entry, given = _dataset_entry(reader, path)
+    entry, given = _dataset_entry(reader, path, key)
     cls = reader.host.config_class(entry)
     # What both the host and the component read (`chat`) goes to both.
     both = {name: items[name] for name in own if name in items and cls is not None and name in settable(cls)}
-    part = reader.component(entry, "dataset", {**extra, **both}, given)
-    reader.record("dataset.path", path)
-    reader.provenance.pop("dataset.extra", None)
+    part = reader.component(entry, key, {**extra, **both}, given)
+    reader.record(f"{key}.path", path)
+    reader.provenance.pop(f"{key}.extra", None)
     shown = given.get("path", part.ref)
     keys = {name: value for name, value in part.use.config.items() if name not in given and name not in own}
     return part, attrs.evolve(general, path=shown, extra=keys)
 
 
-def _dataset_entry(reader: Reader, path: Item) -> tuple[Any, dict[str, Any]]:
+def _dataset_entry(reader: Reader, path: Item, key: str) -> tuple[Any, dict[str, Any]]:
     """A component by name, or the component that reads the file, folder or hub name."""
     text, where = str(path.value), path.source.where
     suffix = Path(text).suffix.lower()
     found = find_path(text, path.source)
     if suffix in _DATA_FILES or text[:1] in "./~" and ".py:" not in text:
         if found is None:
-            raise UsageError(f"dataset {text} does not exist", where=where, fix="check dataset.path")
+            raise UsageError(f"dataset {text} does not exist", where=where, fix=f"check {key}.path")
         name = _DATA_FILES.get(suffix, "hf") if found.is_file() else "hf"
         return _reader_of(reader, name, text, where), {"path": str(found)}
     try:
-        return reader.find("dataset", path, "dataset.path"), {}
+        return reader.find("dataset", path, f"{key}.path"), {}
     except PluginError:
         if found is not None and found.is_dir():
             return _reader_of(reader, "hf", text, where), {"path": str(found)}

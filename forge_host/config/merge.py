@@ -12,13 +12,11 @@ from collections.abc import Sequence
 
 import attrs
 
-from forge_host.config.canonical import ROLES, SELECTORS, SERVICE_KEYS, base_name, same_ref
-from forge_host.config.schema import DatasetConfig, RunConfig
+from forge_host.config.canonical import DEFAULTS, ROLES, SELECTORS, SERVICE_KEYS, base_name, same_ref
+from forge_host.config.schema import DatasetConfig
 from forge_host.config.source import DEFAULT, Item, walk
 from forge_host.errors import UsageError
 
-#: The configuration of no file at all.
-DEFAULTS = RunConfig(model="")
 #: The component a section has when no layer chooses one.
 DEFAULT_REFS = {
     "algorithm": DEFAULTS.algorithm, "dataset": DEFAULTS.dataset.path, "generator": DEFAULTS.generator.use,
@@ -40,9 +38,9 @@ def merge(layers: Sequence[Item]) -> tuple[Item, list[str]]:
     return tree, notes
 
 
-def overlay(low: Item, high: Item) -> Item:
-    """`high` over `low`, key by key; what loses is remembered."""
-    return _merge(low, high, "", [])
+def overlay(low: Item, high: Item, key: str = "") -> Item:
+    """`high` over `low`, key by key; what loses is remembered. `key` names a section that chooses a component."""
+    return _merge(low, high, key, [])
 
 
 def _merge(low: Item, high: Item, key: str, notes: list[str]) -> Item:

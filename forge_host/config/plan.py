@@ -48,6 +48,7 @@ class Part:
 class Plan:
     """The components and settings of one run, and the `config` they were chosen from.
 
+    `evaluation` is the dataset of held-out prompts; the training dataset itself when `evaluation.dataset` is not set.
     `needs` is the union of the parts' needs plus what the settings ask for: "ref_logprobs", "old_logprobs",
     "unfiltered-sampling", "groups", "sequence-advantages".
     """
@@ -56,6 +57,7 @@ class Plan:
     algorithm: Part
     model: Part
     dataset: Part
+    evaluation: Part
     rewards: tuple[tuple[Part, float], ...]
     loss: Part
     advantage: Part

@@ -14,6 +14,7 @@ import attrs
 
 from forge_host.config.files import dump
 from forge_host.config.plan import Part
+from forge_host.config.schema import RunConfig
 from forge_host.config.sections import to_plain
 from forge_host.config.source import DEFAULT
 from forge_host.errors import UsageError
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 _ROLES = ("generator", "trainer", "transport", "launcher")
 _PARTS = ("loss", "advantage", "sampler")
 _SETTINGS = ("aggregation", "kl", "correction", "sampling")
-_PLAIN = ("reward", "training", "services", "parallelism", "monarch", "checkpoint", "evaluation", "run_dir", "name")
 _OPTIONAL = ("plugins", "no_plugins", "plugin_files")
+#: Written where they differ from nothing, or as part of another section.
+_WRITTEN = (*_PARTS, *_SETTINGS, *_OPTIONAL, "algorithm_config")
 
 
 def to_yaml(resolved: Resolved) -> str:
@@ -65,8 +67,9 @@ def _document(resolved: Resolved, everything: bool) -> dict[str, Any]:
     for key in _ROLES:
         document[key] = _part(getattr(plan, key))
     document["trackers"] = [_use(use) for use in config.trackers]
-    for key in _PLAIN:
-        document[key] = to_plain(getattr(config, key))
+    for field in attrs.fields(RunConfig):
+        if field.name not in document and field.name not in _WRITTEN:
+            document[field.name] = to_plain(getattr(config, field.name))
     del document["training"]["off_by_n"]  # it is max_policy_age by now
     for key in _OPTIONAL:
         if everything or getattr(config, key):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_host.config.assemble import Assembler
-from forge_host.config.canonical import SECTIONS, canonical
-from forge_host.config.merge import DEFAULTS, merge
+from forge_host.config.canonical import DEFAULTS, SECTIONS, canonical
+from forge_host.config.merge import merge
 from forge_host.config.overrides import from_command_line
 from forge_host.config.plan import Plan
 from forge_host.config.recipes import ConfigName, read_config
@@ -131,6 +131,6 @@ def _refuse_unknown(top: Mapping[str, Item], host: PluginHost) -> None:
             loaded = ", ".join(f"`{name}`" for name in algorithms) or "none"
             error = UsageError(
                 f"section `{name}` is neither a part of the configuration nor a loaded algorithm ({loaded})",
-                where=error.where, fix=f"remove it, or install and select the plugin that provides `{name}`",
+                where=error.where, fix=f"remove it, or install its plugin (pip install forge-plugin-{name})",
             )  # fmt: skip
         raise error

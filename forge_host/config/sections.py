@@ -112,6 +112,8 @@ class Reader:
             full = f"{key}.{inside}" if key and inside else key or inside
             message = error.message.replace(f"`{inside}`", f"`{full}`", 1) if inside else f"`{key}`: {error.message}"
             raise UsageError(message, where=_place(items, error.path), fix=error.fix) from None
+        except UsageError as error:  # the class's own rule about its values
+            raise UsageError(error.message, where=error.where or _place(items, ()), fix=error.fix) from None
 
     def value(self, key: str, item: Item, tp: Any) -> Any:
         """One value as type `tp`, under the same rules as a section's fields."""
@@ -177,7 +179,8 @@ def names_plugin(host: PluginHost, kind: Kind, ref: str) -> bool:
 def _place(items: Mapping[str, Item], path: tuple[str, ...]) -> str | None:
     """Where the value at `path` was written, or the closest thing around it; None when nothing was."""
     children: Any = items
-    where = next(iter(items.values())).source.where.rsplit(":", 1)[0] if items else None
+    written = (item.source.where for item in items.values() if item.source.layer in ("file", "command line"))
+    where = next(written, None)
     for step in path:
         item = children.get(step) if isinstance(children, Mapping) else None
         if item is None and isinstance(children, list) and step.isdigit() and int(step) < len(children):

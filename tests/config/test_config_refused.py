@@ -19,7 +19,7 @@ BAD = {
     "unknown section": ("trainng: {seed: 1}", "c.yaml:4: config key `trainng` is unknown; did you mean `training`"),
     "unknown algorithm": (
         "ppo: {x: 1}",
-        "c.yaml:4: section `ppo` is neither a part .* a loaded algorithm .*install and select",
+        "c.yaml:4: section `ppo` is neither a part .* a loaded algorithm .*pip install forge-plugin-ppo",
     ),
     "unknown algorithm key": (
         "grpo: {n_sample: 1}",
@@ -79,6 +79,19 @@ BAD = {
     ),
     "missing data": ("dataset: nothing.jsonl", "c.yaml:4: dataset nothing.jsonl does not exist"),
     "dataset selector empty": ("dataset: {path: ''}", "c.yaml:4: `dataset.path` is a name or path"),
+    "evaluation key": (
+        "evaluation: {dataset: {lowest: 1}}",
+        "c.yaml:4: dataset `builtin/arithmetic` has no key `lowest`",
+    ),
+    "evaluation prompt": (
+        "evaluation: {dataset: {system: x}}",
+        "c.yaml:4: `evaluation.dataset.system` is not set apart.*set dataset.system",
+    ),
+    "values that do not go together": (
+        "training: {seed: 1}\ndataset:\n  path: arithmetic\n  low: 9\n  high: 2",
+        "c.yaml:7: dataset `arithmetic`: low 9 is above high 2",
+    ),
+    "null list": ("rewards:", "c.yaml:4: `rewards` is empty; name one"),
     "no rewards": ("rewards: []", "c.yaml:4: `rewards` is empty; name one"),
     "reward entry": ("rewards: [{math: 1, thinking: 2}]", "c.yaml:4: an entry of `rewards` has no `use`"),
     "reward number": ("rewards: 3", "c.yaml:4: `rewards` is a list of component names, not 3"),

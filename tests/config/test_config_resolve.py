@@ -166,6 +166,7 @@ ROUND_TRIPS = [
     "generator: {use: vllm, speed: 3, procs: 2, stops: ['no', '1e-6', 'a: b']}\nservices: {reward: {procs: 3}}",
     "training: {sync_interval: 3}\ndataset: {path: arithmetic, low: 2, system: 'Say: \"yes\"\n'}",
     "plugins: []\nreward: {mode: sum, procs: 2}",
+    "dataset: {path: arithmetic, low: 2}\nevaluation: {interval: 5, dataset: {split: test, holdout: 0.1, low: 3}}",
     "rewards: [{use: half, of: {use: math, tolerance: 0.5}, scale: 1e-9}]",
 ]
 
@@ -178,6 +179,20 @@ def test_the_resolved_file_resolves_identically(resolved, host, write, tmp_path,
     assert second.config == first.config
     assert second.plan == first.plan
     assert second.to_yaml() == first.to_yaml()
+
+
+def test_evaluation_replaces_keys_of_the_dataset(resolved, tmp_path):
+    run = resolved("dataset: {path: arithmetic, low: 2, high: 5}\nevaluation: {interval: 5, dataset: {low: 3}}")
+    assert run.plan.dataset.use.config["low"] == 2
+    assert (run.plan.evaluation.use.config["low"], run.plan.evaluation.use.config["high"]) == (3, 5)
+    assert run.config.evaluation.dataset == {"low": 3} and run.config.evaluation.interval == 5
+    assert run.provenance["evaluation.dataset.low"].where == "c.yaml:5"
+    data = tmp_path / "test.jsonl"
+    data.write_text('{"prompt": "1+1", "target": "2"}\n')
+    run = resolved("dataset: {path: arithmetic, low: 2}\nevaluation: {dataset: {path: test.jsonl}}")
+    assert run.plan.evaluation.ref == "builtin/jsonl" and run.plan.dataset.ref == "builtin/arithmetic"
+    assert run.config.evaluation.dataset == {"path": str(data)}
+    assert resolved("").plan.evaluation == resolved("").plan.dataset
 
 
 def test_relative_paths_are_found_beside_the_file_and_become_absolute(host, write, tmp_path):
