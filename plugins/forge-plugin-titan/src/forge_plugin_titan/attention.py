@@ -1,0 +1,235 @@
+"""Attention over a layout's segments: dense blocks on any device, or a flex-attention block mask on CUDA.
+
+TorchTitan's language models use flex attention only, which has no backward pass on CPU, so `BlockAttention` takes its
+place there: segments of like size are stacked, and each stack is two batched products with a float32 softmax between
+(CPU flash attention's backward pass took ten times as long for the lengths of a reply; it is used for long segments,
+where the scores would not fit in memory).
+
+    masks = block_plan(layout.segments, device)          # once a micro-batch
+    out = BlockAttention.Config().build()(q, k, v, attention_masks=masks)    # q [1, L, N, H], k and v [1, L, M, H]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import attrs
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchtitan.models.common.attention import FlexAttention
+
+from forge_plugin_titan.layout import Segment
+
+#: Scores of one segment above which flash attention is used, in elements a head.
+FLASH_ELEMENTS = 512 * 512
+#: A stack may hold this much more than its segments need before another one is begun.
+STACK_WASTE = 1.25
+
+
+@attrs.frozen(eq=False)
+class Stack:
+    """Segments computed together: B of them, at most Q queries and P prefix keys each.
+
+    Args:
+        blocked: bool [1 or B, 1, Q, P + Q], True where a query must not look.
+        prefixes: int64 [U, P] stream index of the different prefixes' tokens, or None when no segment has one.
+        owner: int64 [B], which prefix each segment has.
+    """
+
+    batch: int
+    queries: int
+    blocked: Tensor
+    prefixes: Tensor | None
+    owner: Tensor | None
+
+
+@attrs.frozen(eq=False)
+class BlockPlan:
+    """Stacks, and the places of stream tokens in them laid end to end.
+
+    Args:
+        spread: int64 [S], stream index of every place; filling places repeat index 0.
+        collect: int64 [L], the place of every stream token.
+        filling: int64 [F], places that hold no token.
+    """
+
+    stacks: tuple[Stack, ...]
+    spread: Tensor
+    collect: Tensor
+    filling: Tensor
+
+
+def block_plan(segments: Sequence[Segment], device: torch.device | str) -> BlockPlan:
+    """Stack segments of like prefix and length so that little is computed for nothing."""
+    order = sorted(segments, key=lambda s: (s.prefix_length, s.length))
+    parts: list[list[Segment]] = []
+    for segment in order:
+        part = parts[-1] if parts else []
+        if part and _cost([*part, segment]) <= STACK_WASTE * sum(_cost([s]) for s in [*part, segment]):
+            part.append(segment)
+        else:
+            parts.append([segment])
+    spread: list[int] = []
+    filling: list[int] = []
+    collect = [0] * sum(s.length for s in segments)
+    stacks = []
+    for part in parts:
+        queries = max(s.length for s in part)
+        for segment in part:
+            for i in range(queries):
+                if i < segment.length:
+                    collect[segment.start + i] = len(spread)
+                    spread.append(segment.start + i)
+                else:
+                    filling.append(len(spread))
+                    spread.append(0)
+        stacks.append(_stack(part, queries, device))
+    place = lambda values: torch.tensor(values, dtype=torch.int64, device=device)  # noqa: E731
+    return BlockPlan(tuple(stacks), place(spread), place(collect), place(filling))
+
+
+def _cost(part: Sequence[Segment]) -> int:
+    queries = max(s.length for s in part)
+    # A query costs its keys' scores, and about 64 keys' worth of copying.
+    return len(part) * queries * (max(s.prefix_length for s in part) + queries + 64)
+
+
+def _stack(part: Sequence[Segment], queries: int, device: torch.device | str) -> Stack:
+    causal = torch.ones(queries, queries, dtype=torch.bool).triu(1)[None, None]
+    width = max(s.prefix_length for s in part)
+    if width == 0:
+        return Stack(len(part), queries, causal.to(device), None, None)
+    unique = list(dict.fromkeys((s.prefix, s.prefix_end) for s in part))
+    prefixes = torch.zeros(len(unique), width, dtype=torch.int64)
+    for row, (start, end) in zip(prefixes, unique, strict=True):
+        row[: end - start] = torch.arange(start, end)
+    owner = torch.tensor([unique.index((s.prefix, s.prefix_end)) for s in part])
+    lengths = torch.tensor([s.prefix_length for s in part])
+    beyond = (torch.arange(width) >= lengths[:, None])[:, None, None, :].expand(-1, 1, queries, -1)
+    if bool((lengths == width).all()):
+        beyond = beyond[:1]
+    blocked = torch.cat([beyond, causal.expand(beyond.shape[0], -1, -1, -1)], dim=-1)
+    return Stack(len(part), queries, blocked.to(device), prefixes.to(device), owner.to(device))
+
+
+class BlockAttention(FlexAttention):
+    """Inner attention over a `BlockPlan`; a `FlexAttention` because TorchTitan accepts no other on CPU."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config):
+        pass
+
+    def forward(
+        self,
+        q_BLNH: Tensor,  # noqa: N803 - TorchTitan matches shardings to these names
+        k_BLNH: Tensor,  # noqa: N803
+        v_BLNH: Tensor,  # noqa: N803
+        *,
+        attention_masks: BlockPlan,
+        scale: float | None = None,
+        **_: Any,
+    ) -> Tensor:
+        plan = attention_masks
+        q, k, v = q_BLNH[0], k_BLNH[0], v_BLNH[0]
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        q_all, k_all, v_all = (_Spread.apply(x, plan.spread, plan.collect) for x in (q, k, v))
+        outs, begin = [], 0
+        for stack in plan.stacks:
+            size = stack.batch * stack.queries
+            q_s, k_s, v_s = (
+                x.narrow(0, begin, size).view(stack.batch, stack.queries, *x.shape[1:]) for x in (q_all, k_all, v_all)
+            )
+            begin += size
+            if stack.prefixes is not None:
+                k_s = torch.cat([_prefix(k, stack), k_s], dim=1)
+                v_s = torch.cat([_prefix(v, stack), v_s], dim=1)
+            outs.append(_attend(q_s, k_s, v_s, scale, stack.blocked).reshape(size, *q.shape[1:]))
+        return _Collect.apply(torch.cat(outs), plan.spread, plan.collect, plan.filling)[None]
+
+
+def _prefix(x: Tensor, stack: Stack) -> Tensor:
+    """[L, M, H] to each segment's prefix, [B, P, M, H]."""
+    assert stack.prefixes is not None
+    prefixes = _Rows.apply(x, stack.prefixes.flatten()).view(*stack.prefixes.shape, *x.shape[1:])
+    return _Rows.apply(prefixes, stack.owner)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, blocked: Tensor) -> Tensor:
+    """q [B, Q, N, H], k and v [B, K, M, H] with N a multiple of M; `blocked` bool [1 or B, 1, Q, K]. [B, Q, N, H]"""
+    batch, queries, heads, dim = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    if queries * keys > FLASH_ELEMENTS:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=~blocked, scale=scale, enable_gqa=heads != kv_heads)
+        return out.transpose(1, 2)
+    group = heads // kv_heads
+    q = (q * scale).view(batch, queries, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    q = q.reshape(batch * kv_heads, group * queries, dim)
+    k, v = (x.transpose(1, 2).reshape(batch * kv_heads, keys, dim) for x in (k, v))
+    scores = torch.bmm(q, k.transpose(1, 2)).view(batch, heads, queries, keys)
+    weights = torch.softmax(scores.float().masked_fill(blocked, float("-inf")), dim=-1).to(v.dtype)
+    out = torch.bmm(weights.view(batch * kv_heads, group * queries, keys), v)
+    return out.view(batch, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)
+
+
+class _Spread(torch.autograd.Function):
+    """x[spread]. Every token has one place, so the gradient is a gather too (`index_select`'s own scatters: slow)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spread: Tensor, collect: Tensor) -> Tensor:
+        ctx.save_for_backward(collect)
+        return x.index_select(0, spread)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0].index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """x[collect]; the inverse of `_Spread`. Filling places get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spread: Tensor, collect: Tensor, filling: Tensor) -> Tensor:
+        ctx.save_for_backward(spread, filling)
+        return x.index_select(0, collect)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        spread, filling = ctx.saved_tensors
+        grad = grads[0].index_select(0, spread)
+        return (grad.index_fill_(0, filling, 0) if len(filling) else grad), None, None, None
+
+
+class _Rows(torch.autograd.Function):
+    """x[index] of whole rows, which may repeat; the gradient adds rows in float32 (`index_select`'s adds elements)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owner: Tensor) -> Tensor:
+        ctx.save_for_backward(owner)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, owner)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grads[0]
+        out = torch.zeros(ctx.rows, *grad.shape[1:], dtype=torch.float32, device=grad.device)
+        return out.index_add_(0, ctx.saved_tensors[0], grad.float()).to(grad.dtype), None
+
+
+def flex_mask(segments: Sequence[Segment], device: torch.device | str, block_size: int = 128) -> Any:
+    """The same attention as a flex-attention `BlockMask` over [L, L]."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    lengths = torch.tensor([s.length for s in segments])
+    table = torch.tensor([[s.start, s.prefix, s.prefix_end] for s in segments])
+    start, prefix, prefix_end = table.repeat_interleave(lengths, 0).to(device=device, dtype=torch.int32).unbind(1)
+
+    def visible(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        own = (kv >= start[q]) & (kv <= q)
+        return own | ((kv >= prefix[q]) & (kv < prefix_end[q]))
+
+    length = int(lengths.sum())
+    return create_block_mask(visible, None, None, length, length, device=device, BLOCK_SIZE=block_size)

@@ -1,0 +1,277 @@
+"""The trainer without its actor: one process's share of a TorchTitan model, its optimizer, and one step after another.
+
+    engine = TitanEngine(TitanConfig(), model_path, TrainingConfig(), ParallelismConfig(), objective)
+    loss = engine.train_step(inputs, targets)          # dicts of forge_host.loop.batch.make_batches
+    for name, tensor in engine.named_tensors(): ...
+
+Micro-batch i belongs to data-parallel rank i % D. Losses are parts of one sum over the whole step, so gradients add up
+over micro-batches and ranks. Without an objective the engine is a frozen reference model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from forge_host.config.schema import ParallelismConfig, TrainingConfig
+from forge_host.errors import RunError, UsageError
+from forge_plugin_titan import states
+from forge_plugin_titan.attention import BlockAttention, block_plan, flex_mask
+from forge_plugin_titan.config import TitanConfig
+from forge_plugin_titan.head import Request
+from forge_plugin_titan.layout import Layout, build_layout
+from forge_plugin_titan.models import read_model
+from forge_plugin_titan.optim import Optimizer
+from forge_plugin_titan.parallel import DTYPES, build, resolve
+from forge_plugin_titan.weights import hf_tensors, save_folder
+
+Batch = Mapping[str, Any]
+
+
+class TitanEngine:
+    """One rank of the trainer; call every method on every rank with the same arguments.
+
+    Args:
+        objective: `objective(tensors, totals) -> (loss, metric sums)` with `objective.needs`
+            (`forge_host.rl.objective.Objective`); None for a frozen model.
+        temperature: of the policy's softmax, the one that responses were sampled with.
+        device: as `forge_plugin_titan.device.prepare` gave it; torch.distributed is already initialised when needed.
+        run_dir: where a batch with a non-finite loss is saved.
+    """
+
+    def __init__(
+        self,
+        config: TitanConfig,
+        model_path: str,
+        training: TrainingConfig,
+        parallelism: ParallelismConfig,
+        objective: Any = None,
+        *,
+        temperature: float = 1.0,
+        device: torch.device | str = "cpu",
+        run_dir: str | None = None,
+    ) -> None:
+        self.config, self.training, self.objective, self.run_dir = config, training, objective, run_dir
+        # Greedy sampling (0) has no distribution to train on; the model's own is the natural one.
+        self.temperature = temperature or 1.0
+        self.device = torch.device(device)
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        self.degrees = resolve(parallelism, world)
+        self.flex = _uses_flex(config, self.device)
+        self.spec = read_model(
+            model_path, seq_len=training.seq_len, fuse_qkv=config.fuse_qkv and world == 1,
+            attention=_attention(self.flex),
+        )  # fmt: skip
+        self.built = build(self.spec, self.degrees, training, self.device, trains=objective is not None)
+        self.model = self.built.model
+        compute = DTYPES[training.dtype]
+        self.optimizer = Optimizer(self.model, training, compute, copies=world == 1) if objective is not None else None
+        self.publish_dtype = DTYPES[config.publish_dtype or training.dtype]
+        self.step = 0
+        self._metrics: dict[str, float] = {}
+
+    # --- forward --------------------------------------------------------------------------------------------------
+
+    def layout(self, inputs: Batch, targets: Batch) -> Layout:
+        """Check a micro-batch and lay it out on this rank's device."""
+        return build_layout(
+            inputs, targets, share_prompts=self.config.share_prompts,
+            multiple=self.config.pad_to or (128 if self.flex else 1), max_length=self.training.seq_len,
+            vocab_size=self.spec.vocab_size, device=self.device,
+        )  # fmt: skip
+
+    def forward(self, layout: Layout, *, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of the response tokens and, if asked, entropies; float32 [B, T], 0 in the padding."""
+        masks = (flex_mask if self.flex else block_plan)(layout.segments, self.device)
+        self.model.lm_head.request = Request(
+            pick=layout.pick, ids=layout.ids, temperature=self.temperature, chunk=self.config.logprob_chunk,
+            with_entropy=with_entropy,
+        )  # fmt: skip
+        logprobs, entropy = self.model(layout.tokens, layout.positions, masks)
+        return layout.to_rows(logprobs), layout.to_rows(entropy) if entropy is not None else None
+
+    @torch.no_grad()
+    def logprobs(self, inputs: Sequence[Batch], targets: Sequence[Batch]) -> list[Tensor]:
+        """Log-probabilities of every micro-batch under the present weights, float32 [B, T] on the CPU, in order."""
+        mine = {}
+        for i in self._share(inputs, targets):
+            with _phase("the log-probabilities"):
+                mine[i] = self.forward(self.layout(inputs[i], targets[i]))[0].cpu()
+        if self.degrees.data > 1:
+            parts: list[Any] = [None] * self.degrees.data
+            dist.all_gather_object(parts, mine, group=self.built.group("batch"))
+            mine = {i: tensor for part in parts for i, tensor in part.items()}
+        return [mine[i] for i in range(len(inputs))]
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: Sequence[Batch], targets: Sequence[Batch]) -> float:
+        """One optimizer step on all micro-batches; the step's loss.
+
+        Raises:
+            RunError: loss or gradient is not finite (the weights stay as they were, the batch is saved), or memory ran
+                out, naming the phase.
+        """
+        if self.optimizer is None:
+            raise RunError("a frozen model cannot be trained", fix="use the trainer role")
+        began = time.perf_counter()
+        totals = self.objective.totals(targets)
+        loss = torch.zeros((), device=self.device)
+        sums: dict[str, Tensor] = {}
+        counts = {"tokens": 0, "rows": 0, "filled": 0, "trained": 0}
+        for i in self._share(inputs, targets):
+            layout = self.layout(inputs[i], targets[i])
+            with _phase("the forward and backward pass"):
+                part, metrics = self._micro_batch(layout, targets[i], totals)
+            loss += part
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0) + value.detach()
+            counts["tokens"] += layout.num_tokens
+            counts["filled"] += layout.tokens.shape[1]
+            counts["rows"] += layout.row_tokens
+            counts["trained"] += int(targets[i]["padding_mask"].sum())
+        loss, sums, counts = self._reduce(loss, sums, counts)
+        middle = time.perf_counter()
+        with _phase("the optimizer step"):
+            norm = self.optimizer.clip(self.built.dims)
+            self._check(float(loss), float(norm), inputs, targets)
+            rate = self.optimizer.step(self.step)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.step += 1
+        seconds = time.perf_counter() - began
+        self._metrics = {
+            **self.objective.metrics(sums, totals),
+            "policy/loss": float(loss),
+            "policy/grad_norm": float(norm),
+            "policy/learning_rate": rate,
+            "tokens/trained": float(counts["trained"]),
+            "tokens/forward": float(counts["filled"]),
+            "tokens/useful_share": counts["tokens"] / counts["filled"],
+            "tokens/shared_share": 1.0 - counts["tokens"] / counts["rows"],
+            "tokens/train_per_s": counts["rows"] / seconds,
+            "time/forward_backward_s": middle - began,
+            "time/optimizer_s": began + seconds - middle,
+        }
+        return float(loss)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step."""
+        return dict(self._metrics)
+
+    def _micro_batch(self, layout: Layout, targets: Batch, totals: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+        needs = self.objective.needs
+        logprobs, entropy = self.forward(layout, with_entropy="entropy" in needs)
+        tensors = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in targets.items()}
+        tensors["logprobs"], tensors["entropy"] = logprobs, entropy
+        if tensors.get("old_logprobs") is None:
+            # One update a step: the weights at its start are the ones of this forward pass.
+            tensors["old_logprobs"] = logprobs.detach()
+        loss, metrics = self.objective(tensors, totals)
+        loss.backward()
+        return loss.detach(), metrics
+
+    def _share(self, inputs: Sequence[Batch], targets: Sequence[Batch]) -> range:
+        data = self.degrees.data
+        if len(inputs) != len(targets) or not inputs or len(inputs) % data:
+            raise RunError(
+                f"{len(inputs)} inputs and {len(targets)} targets cannot be divided among {data} data-parallel ranks"
+            )
+        return range(self.built.data_rank, len(inputs), data)
+
+    def _reduce(self, loss: Tensor, sums: dict[str, Tensor], counts: dict[str, int]) -> tuple[Any, ...]:
+        """Sums over data-parallel ranks."""
+        group = self.built.group("batch")
+        if group is None:
+            return loss, sums, counts
+        values = [loss, *sums.values(), *(torch.tensor(c) for c in counts.values())]
+        flat = torch.stack([v.detach().to(device=self.device, dtype=torch.float64) for v in values])
+        dist.all_reduce(flat, group=group)
+        cut = 1 + len(sums)
+        return (
+            flat[0],
+            dict(zip(sums, flat[1:cut], strict=True)),
+            {name: int(value) for name, value in zip(counts, flat[cut:].tolist(), strict=True)},
+        )
+
+    def _check(self, loss: float, norm: float, inputs: Sequence[Batch], targets: Sequence[Batch]) -> None:
+        what = "loss" if not _finite(loss) else "gradient norm" if not _finite(norm) else None
+        if what is None:
+            return
+        assert self.optimizer is not None
+        self.optimizer.zero_grad()
+        where = "nowhere: there is no run directory"
+        if self.run_dir is not None:
+            path = Path(self.run_dir) / f"bad_batch_step{self.step}.pt"
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                torch.save({"inputs": [dict(i) for i in inputs], "targets": [dict(t) for t in targets]}, path)
+            where = str(path)
+        raise RunError(
+            f"{what} is {loss if what == 'loss' else norm} at step {self.step}; its batch is saved in {where}",
+            fix="lower training.learning_rate, or look for extreme rewards or log-probabilities in the batch",
+        )
+
+    # --- weights --------------------------------------------------------------------------------------------------
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under their Hugging Face names in `publish_dtype`; every rank goes through all of them.
+
+        Valid until the next `train_step`, which changes them in place.
+        """
+        return hf_tensors(self.model, self.spec, self.publish_dtype)
+
+    def save_hf(self, path: str) -> None:
+        """Write a folder that transformers and vLLM load."""
+        save_folder(path, self.model, self.spec, self.publish_dtype)
+
+    def save(self, path: str) -> None:
+        """Write this rank's part of the exact training state into folder `path`."""
+        assert self.optimizer is not None
+        states.save_state(path, self.optimizer, self.step, self.degrees)
+
+    def load(self, path: str) -> None:
+        """Go on from `save`d state: the same steps follow, bit for bit on CPU."""
+        assert self.optimizer is not None
+        self.step = states.load_state(path, self.optimizer, self.degrees)
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0.0
+
+
+def _uses_flex(config: TitanConfig, device: torch.device) -> bool:
+    if config.attention == "flex" and device.type == "cpu":
+        raise UsageError(
+            "flex attention has no backward pass on CPU", where="trainer.attention", fix="use auto or sdpa"
+        )
+    return config.attention == "flex" or (config.attention == "auto" and device.type == "cuda")
+
+
+def _attention(flex: bool) -> Any:
+    from torchtitan.models.common.attention import FlexAttention
+
+    return FlexAttention.Config() if flex else BlockAttention.Config()
+
+
+class _phase:  # noqa: N801 - reads as a statement
+    """Out of memory becomes an error that names the phase and what to turn down."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: Any, error: BaseException | None, _trace: Any) -> None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+            raise RunError(
+                f"out of memory in {self.name}",
+                fix="lower training.micro_batch_tokens, set training.gradient_checkpointing: true, "
+                "or use more processes (services.trainer.procs)",
+            ) from error

@@ -1,0 +1,184 @@
+"""Builds the model on its device, split over processes as `parallelism:` says, with its weights loaded.
+
+One process takes the model as it is. Several go through TorchTitan's own `parallelize` (FSDP2, tensor parallelism) with
+its "partial_dtensor" backend, the one that runs on gloo too.
+
+    mesh = resolve(ParallelismConfig(), world_size=1)
+    built = build(spec, mesh, training, device)
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from forge_host.config.schema import ParallelismConfig, TrainingConfig
+from forge_host.errors import UsageError
+from forge_plugin_titan.models import ModelSpec
+from forge_plugin_titan.weights import load_weights
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@attrs.frozen(kw_only=True)
+class Degrees:
+    """Processes along each axis; their product is the number of processes."""
+
+    replicate: int
+    shard: int
+    tensor: int
+
+    @property
+    def data(self) -> int:
+        """Processes that get different data."""
+        return self.replicate * self.shard
+
+
+def resolve(config: ParallelismConfig, world_size: int) -> Degrees:
+    """The degrees for `world_size` processes.
+
+    Raises:
+        UsageError: an axis that this trainer cannot split, or a product that is not `world_size`.
+    """
+    reasons = {
+        "pipeline_parallel_degree": "a step's micro-batches differ in length, which pipeline stages cannot exchange",
+        "context_parallel_degree": "its sequence split does not know prompts that responses share",
+        "expert_parallel_degree": "it trains dense models only",
+    }
+    for name, reason in reasons.items():
+        if getattr(config, name) > 1:
+            raise UsageError(
+                f"the titan trainer does not support {name} {getattr(config, name)}: {reason}",
+                where="parallelism", fix="use data_parallel_shard_degree and tensor_parallel_degree",
+            )  # fmt: skip
+    tensor, replicate, shard = (
+        config.tensor_parallel_degree, config.data_parallel_replicate_degree, config.data_parallel_shard_degree,
+    )  # fmt: skip
+    if shard == -1:
+        shard = max(1, world_size // (tensor * replicate))
+    if shard < 1 or tensor * replicate * shard != world_size:
+        raise UsageError(
+            f"tensor {tensor} x replicate {replicate} x shard {shard} = {tensor * replicate * shard} processes, "
+            f"services.trainer.procs is {world_size}",
+            where="parallelism", fix=f"make the product {world_size}, or set services.trainer.procs to match",
+        )  # fmt: skip
+    return Degrees(replicate=replicate, shard=shard, tensor=tensor)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Built:
+    """A model ready to run, and TorchTitan's meshes when there are several processes."""
+
+    model: Any
+    dims: Any = None
+    data_rank: int = 0
+
+    def group(self, axis: str) -> Any:
+        """Process group of an axis ("batch", "loss", "tp"), None when it has one process."""
+        mesh = self.dims.get_optional_mesh(axis) if self.dims is not None else None
+        return mesh.get_group() if mesh is not None else None
+
+
+def build(
+    spec: ModelSpec, degrees: Degrees, training: TrainingConfig, device: torch.device, *, trains: bool = True
+) -> Built:
+    """The model with its weights in `param_dtype`, on `device`.
+
+    Args:
+        trains: False builds a frozen model in the compute dtype (a reference model).
+
+    Raises:
+        UsageError: a setting that cannot be honoured here.
+    """
+    compute, param = DTYPES[training.dtype], DTYPES[training.param_dtype]
+    if "float16" in (training.dtype, training.param_dtype):
+        raise UsageError("the titan trainer has no loss scaling, which float16 needs", fix="use bfloat16 or float32")
+    if compute == torch.float32 and param == torch.bfloat16:
+        raise UsageError(
+            "training.dtype float32 is wider than training.param_dtype bfloat16", fix="set both to float32"
+        )
+    if training.compile and device.type == "cpu":
+        raise UsageError(
+            "training.compile needs flex attention, which has no backward pass on CPU",
+            fix="set training.compile: false",
+        )
+    world = degrees.data * degrees.tensor
+    if world == 1:
+        model = _single(spec, training, param if trains else compute, device, trains)
+        return Built(model=model)
+    return _distributed(spec, degrees, training, param if trains else compute, device, trains)
+
+
+def _single(spec: ModelSpec, training: TrainingConfig, dtype: torch.dtype, device: torch.device, trains: bool) -> Any:
+    from torchtitan.config import CompileConfig
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.activation_checkpoint import FullAC
+    from torchtitan.distributed.compile import apply_compile
+
+    model = _on_meta(spec, dtype)
+    if trains and training.gradient_checkpointing:
+        FullAC.Config(preserve_rng_state=False).build(dump_folder="").apply(model)
+    if training.compile:
+        one = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1)
+        apply_compile(model, compile_config=CompileConfig(enable=True, components=["model"]), parallel_dims=one)
+    return _fill(model, spec, device, trains)
+
+
+def _distributed(
+    spec: ModelSpec, degrees: Degrees, training: TrainingConfig, param: torch.dtype, device: torch.device, trains: bool
+) -> Built:
+    from torch.distributed.fsdp import FSDPModule
+    from torchtitan.config import CompileConfig
+    from torchtitan.config import ParallelismConfig as TitanParallelism
+    from torchtitan.config import TrainingConfig as TitanTraining
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.activation_checkpoint import FullAC
+    from torchtitan.distributed.utils import set_spmd_backend
+
+    parallelism = TitanParallelism(
+        data_parallel_replicate_degree=degrees.replicate, data_parallel_shard_degree=degrees.shard,
+        tensor_parallel_degree=degrees.tensor, enable_sequence_parallel=False, spmd_backend="partial_dtensor",
+    )  # fmt: skip
+    dims = ParallelDims.from_config(parallelism, dist.get_world_size())
+    set_spmd_backend(parallelism.spmd_backend)
+    try:
+        spec.config.update_from_config(config=types.SimpleNamespace(parallelism=parallelism))
+    except ValueError as error:  # TorchTitan's own check: heads that the tensor degree does not divide
+        raise UsageError(str(error).rstrip("."), where="parallelism") from error
+    model = spec.parallelize(
+        _on_meta(spec, param),
+        parallel_dims=dims,
+        training=TitanTraining(mixed_precision_param=training.dtype, mixed_precision_reduce="float32"),
+        parallelism=parallelism,
+        compile_config=CompileConfig(enable=training.compile, components=["model"]),
+        ac_config=FullAC.Config(preserve_rng_state=False) if trains and training.gradient_checkpointing else None,
+        dump_folder="",
+    )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Gradients are sums: losses are normalised over the whole step's tokens. gloo has no averaging anyway.
+            module.set_force_sum_reduction_for_comms(True)
+    batch = dims.get_optional_mesh("batch")
+    rank = batch.get_local_rank() if batch is not None else 0
+    return Built(model=_fill(model, spec, device, trains), dims=dims, data_rank=rank)
+
+
+def _on_meta(spec: ModelSpec, dtype: torch.dtype) -> Any:
+    from torchtitan.tools.utils import set_default_dtype
+
+    with torch.device("meta"), set_default_dtype(dtype):
+        return spec.config.build()
+
+
+def _fill(model: Any, spec: ModelSpec, device: torch.device, trains: bool) -> nn.Module:
+    model.to_empty(device=device)
+    with torch.no_grad():
+        model.init_states(buffer_device=None)  # ties the head and computes the rotary tables; parameters stay empty
+    load_weights(model, spec)
+    model.train(trains)
+    return model.requires_grad_(trains)  # type: ignore[no-any-return]
