@@ -28,7 +28,7 @@ def choose_transport(plan: Any, places: Mapping[str, Any]) -> tuple[Use, str]:
     if use.ref != "auto":
         if use.ref in ("shm", "builtin/shm") and several:
             raise UsageError(
-                f"transport shm stays within one host, but services.{several} asks for more",
+                f"transport shm stays within one host, but the run has services.{several}",
                 fix="set transport: file with a shared transport.directory, or transport: auto",
             )
         return use, "configured"

@@ -206,8 +206,9 @@ class VLLMEngine:
         except (RunError, ValueError):
             raise  # nothing was loaded
         except Exception as error:
-            self._die(RunError(f"loading version {receipt.version} of the weights failed: {error}", where="generator"))
-            raise self._dead from error
+            failure = RunError(f"loading version {receipt.version} of the weights failed: {error}", where="generator")
+            self._die(failure)
+            raise failure from error
         self.version = receipt.version
         self._engine.engine_core.set_weight_version(str(self.version))
         if self.recompute:

@@ -69,7 +69,7 @@ class WorkerExtension:
             RunError: the version cannot be fetched, or does not fit the model.
         """
         began = time.perf_counter()
-        tensors = self.forge_transport.fetch(receipt)
+        tensors: Any = self.forge_transport.fetch(receipt)
         with closing(tensors) if hasattr(tensors, "close") else nullcontext():
             held = list(itertools.islice(tensors, receipt.num_tensors))
             if len(held) != receipt.num_tensors:
