@@ -61,7 +61,7 @@ LOSS_ARGUMENTS = (
     "logprobs", "old_logprobs", "generator_logprobs", "ref_logprobs", "advantages", "padding_mask", "entropy",
     "response", "lengths", "group_ids", "rewards",
 )  # fmt: skip
-#: What an advantage estimator may name. `token_kl` [B, T] is there when the KL is placed in the reward.
+#: What an advantage estimator may name. `token_kl` [B, T], beta included, is there when the KL is placed in the reward.
 ADVANTAGE_ARGUMENTS = ("rewards", "group_ids", "lengths", "padding_mask", "token_kl")
 #: What a reward may name.
 REWARD_ARGUMENTS = (

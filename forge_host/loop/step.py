@@ -13,6 +13,7 @@ import torch
 from forge_host.errors import RunError
 from forge_host.loop import batch
 from forge_host.plugins.calling import CallByName
+from forge_host.rl import token_kl
 from forge_host.runtime.handle import ActorHandle
 from forge_host.runtime.service import Service
 from forge_host.types import Group
@@ -85,11 +86,11 @@ class Stepper:
         }
         kl = self.plan.kl
         if kl.placement == "reward" and kl.beta > 0:
-            token_kl = await self._token_kl(rows, parts, inputs, int(lengths.max()))
+            penalty = await self._token_kl(rows, parts, inputs, int(lengths.max()))
             if "token_kl" in self.advantage.names:
-                given["token_kl"] = token_kl
+                given["token_kl"] = penalty
             else:
-                given["rewards"] = given["rewards"] - kl.beta * token_kl.sum(1)
+                given["rewards"] = given["rewards"] - penalty.sum(1)
         values = torch.as_tensor(self.advantage(**given))
         if values.shape[0] != len(rows):
             raise RunError(
@@ -101,17 +102,15 @@ class Stepper:
     async def _token_kl(
         self, rows: list[batch.Row], parts: list[list[batch.Row]], inputs: list[Any], width: int
     ) -> torch.Tensor:
-        """The KL estimate of every token under the trainer's current weights. [N, T] float64"""
-        from forge_host.rl import kl_estimate
-
+        """`kl.beta` times the KL estimate of every token under the trainer's current weights. [N, T] float64"""
         answers = await self.trainer.logprobs.call_one(inputs, [batch.targets(part) for part in parts])
         out = torch.zeros(len(rows), width, dtype=torch.float64)
         index = {id(row): i for i, row in enumerate(rows)}
         for part, answer in zip(parts, answers, strict=True):
-            for row, values in zip(part, answer, strict=True):
-                n = len(row.completion.token_ids)
-                assert row.ref_logprobs is not None
-                out[index[id(row)], :n] = kl_estimate(values[:n].double(), row.ref_logprobs.double(), self.plan.kl)
+            given = batch.targets(part)
+            mask = torch.arange(answer.shape[1]) < given["lengths"][:, None]
+            for row, values in zip(part, token_kl(answer, given["ref_logprobs"], mask, self.plan.kl), strict=True):
+                out[index[id(row)], : len(values)] = values
         return out
 
 
