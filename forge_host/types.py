@@ -261,6 +261,12 @@ class Correction:
     log_ratio_clamp: float | None = field(
         default=None, help="bound on the log-ratio before exp (verl: 20)", unit="nats"
     )
+    old_policy: str = field(
+        default="trainer",
+        help="whose log-probabilities are old_logprobs: trainer, as at the start of the step, or generator (no extra "
+        "pass; the loss's own ratio is then the correction)",
+        validator=attrs.validators.in_(("trainer", "generator")),
+    )
 
 
 @attrs.frozen(kw_only=True)

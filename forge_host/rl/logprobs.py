@@ -52,7 +52,7 @@ def token_logprobs(
         ValueError: shapes that do not fit, or a temperature that is not positive.
     """
     if logits.shape[:-1] != ids.shape:
-        raise ValueError(f"ids have shape {tuple(ids.shape)}, but logits {tuple(logits.shape)} need {tuple(logits.shape[:-1])}")
+        raise ValueError(f"ids {tuple(ids.shape)} are not one a row of logits {tuple(logits.shape)}")
     _check_temperature(temperature)
     vocabulary = logits.shape[-1]
     flat = logits.reshape(-1, vocabulary)
@@ -202,7 +202,8 @@ class _LogitBlocks:
         self.softmax_dtype = _softmax_dtype(hidden)
         size = len(hidden) * min(block, len(weight))
         self._logits = hidden.new_empty(size)
-        self._z = self._logits if hidden.dtype == self.softmax_dtype else hidden.new_empty(size, dtype=self.softmax_dtype)
+        same = hidden.dtype == self.softmax_dtype
+        self._z = self._logits if same else hidden.new_empty(size, dtype=self.softmax_dtype)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         num_tokens, vocabulary = len(self.hidden), len(self.weight)
