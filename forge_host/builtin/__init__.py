@@ -39,7 +39,7 @@ def forge_trackers(host: HostInfo) -> Iterable[ComponentSpec]:
 
 @hookimpl
 def forge_samplers(host: HostInfo) -> Iterable[ComponentSpec]:
-    return []
+    return [ComponentSpec("group", "forge_host.builtin.samplers:GroupSampler", "trains on every scored group")]
 
 
 @hookimpl
