@@ -60,7 +60,7 @@ class Scorer:
     async def score(self, prompt: Prompt, completion: Completion, *, episode_id: str, max_tokens: int) -> Episode:
         """The graded episode.
 
-        `reward` is None with `error` set if any call failed (the other rewards' parts are kept), and None without an error
+        `reward` is None with `error` set if any call failed (the others' parts are kept), and None without an error
         if no reward could grade it. A reward that returns None while another one grades is left out.
         """
         values = reward_values(prompt, completion, max_tokens)
