@@ -2,9 +2,9 @@
 
     python contrib/bench/cli_start.py --runs 15
 
-Prints the median and the fastest of each in seconds, beside an empty interpreter's, and the median of processor seconds,
-which a busy machine changes less. The plugins are fake distributions
-in a temporary folder whose modules raise when imported.
+Prints the median and the fastest of each in seconds, beside an empty interpreter's, and the median of processor
+seconds, which a busy machine changes less. The plugins are fake distributions in a temporary folder whose modules raise
+when imported.
 """
 
 from __future__ import annotations
