@@ -3,7 +3,7 @@
 Why: a task with a right answer that a 135M model can learn in minutes, without any data file.
 
     dataset = Arithmetic(low=1, high=9, operations=("+",), count=100)
-    dataset[0].messages, dataset[0].target      # (({"role": "user", "content": "What is 7 + 7?"},), "14")
+    dataset[0].text, dataset[0].target      # ("What is 2 + 5?", "7")
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Arithmetic:
             )
         return Prompt(
             id=f"arithmetic-{self.seed}-{index}",
-            messages=({"role": "user", "content": self.template.format(a=a, op=op, b=b)},),
+            text=self.template.format(a=a, op=op, b=b),
             target=str(OPERATIONS[op](a, b)),
             metadata={"a": a, "b": b, "op": op},
         )

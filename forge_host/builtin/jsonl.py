@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -51,7 +52,6 @@ class JsonLines:
         default=None, help=f"field of the right answer; null takes the first of {', '.join(TARGET_FIELDS)}, or none"
     )
     template: str = field(default="{prompt}", help="text put around every text prompt, which replaces {prompt}")
-    chat: bool = field(default=True, help="send text prompts as a user message; false feeds the text as it is")
     split: str = field(default="train", help="train or test, the held-out lines", validator=in_(SPLITS))
     holdout: float = field(default=0.0, help="fraction of prompts held out, by hash", validator=and_(ge(0), lt(1)))
     limit: int | None = field(default=None, help="use only so many prompts of the split", validator=optional(gt(0)))
@@ -124,7 +124,8 @@ class JsonLines:
                     target_field = self.target_field or next((f for f in TARGET_FIELDS if f in record), None)
                 prompt = self._prompt(record, number, prompt_field, target_field)
                 text = prompt.text if prompt.text is not None else json.dumps(prompt.messages)
-                key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]
+                if self.deduplicate:
+                    key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]
                 if held_out(text, self.holdout) != (self.split == "test"):
                     dropped["other split"] += 1
                 elif self.deduplicate and key in seen:
@@ -177,8 +178,6 @@ class JsonLines:
         messages: tuple[Mapping[str, Any], ...] | None = None
         if isinstance(value, str) and value.strip():
             text = self.template.replace("{prompt}", value)
-            if self.chat:
-                text, messages = None, ({"role": "user", "content": text},)
         elif isinstance(value, list) and value:
             messages = tuple(_message(m, where, prompt_field) for m in value)
         else:
@@ -189,7 +188,7 @@ class JsonLines:
         if target is not None and not isinstance(target, str):
             raise UsageError(f"field `{target_field}` is {_kind(target)}, not text or a number", where=where)
         metadata = {k: v for k, v in record.items() if k not in (prompt_field, target_field)}
-        identity = f"{Path(self.path).name}:{number}"
+        identity = f"{os.path.basename(self.path)}:{number}"
         return Prompt(id=identity, text=text, messages=messages, target=target, metadata=metadata)
 
 

@@ -34,7 +34,7 @@ def test_arithmetic_answers_are_exact() -> None:
         a, b, op = (prompt.metadata[k] for k in ("a", "b", "op"))
         assert -999 <= a <= 999 and -999 <= b <= 999
         assert prompt.target == str({"+": a + b, "-": a - b, "*": a * b}[op])
-        assert prompt.messages is not None and prompt.messages[0]["content"] == f"What is {a} {op} {b}?"
+        assert prompt.text == f"What is {a} {op} {b}?"
         seen.add(op)
     assert seen == {"+", "-", "*"}
 
@@ -45,13 +45,12 @@ def test_arithmetic_is_the_same_everywhere() -> None:
     assert list(first) != list(Arithmetic(count=50, seed=4))
     assert first.fingerprint() != Arithmetic(count=50, seed=4).fingerprint()
     assert len({prompt.id for prompt in first}) == 50
-    question = first[0].messages
-    assert question is not None and question[0]["content"] == "What is 9 + 2?"  # pinned: each release draws the same
+    assert first[0].text == "What is 9 + 2?"  # pinned: each release draws the same
 
 
 def test_arithmetic_sides_share_no_question() -> None:
     datasets = [Arithmetic(split=split, holdout=0.2, count=2000) for split in ("train", "test")]
-    sides = [{p.messages[0]["content"] for p in dataset} for dataset in datasets]
+    sides = [{p.text for p in dataset} for dataset in datasets]
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 81 and 5 <= len(sides[1]) <= 30
 
@@ -84,7 +83,7 @@ def test_jsonl_fields_are_found(tmp_path: Path) -> None:
     dataset = JsonLines(path=path)
     assert isinstance(dataset, Dataset) and len(dataset) == 2
     first, second = dataset
-    assert first.messages == ({"role": "user", "content": "1+1?"},)
+    assert (first.text, first.messages) == ("1+1?", None)
     assert (first.id, first.target, first.metadata) == ("a.jsonl:1", "so #### 2", {"level": 3})
     assert (second.id, second.target) == ("a.jsonl:3", "4")
     assert dataset[1] == second
@@ -97,7 +96,7 @@ def test_jsonl_messages_template_and_plain_text(tmp_path: Path) -> None:
     (prompt,) = JsonLines(path=write(tmp_path / "m.jsonl", {"messages": chat}))
     assert prompt.messages == tuple(chat) and prompt.target is None
     path = write(tmp_path / "p.jsonl", {"prompt": r"\frac{1}{2}", "solution": "x", "other": "y"})
-    (prompt,) = JsonLines(path=path, template="Q: {prompt} {A}", chat=False, target_field="other")
+    (prompt,) = JsonLines(path=path, template="Q: {prompt} {A}", target_field="other")
     assert prompt.text == r"Q: \frac{1}{2} {A}" and prompt.target == "y"
 
 
@@ -105,7 +104,7 @@ def test_jsonl_split_limit_and_duplicates(tmp_path: Path) -> None:
     records = [{"prompt": f"q{i % 150}", "target": "t"} for i in range(300)]
     path = write(tmp_path / "d.jsonl", *records)
     train, test = JsonLines(path=path, holdout=0.3), JsonLines(path=path, holdout=0.3, split="test")
-    texts = [{p.messages[0]["content"] for p in d} for d in (train, test)]
+    texts = [{p.text for p in d} for d in (train, test)]
     assert not texts[0] & texts[1] and len(train) + len(test) == 300
     assert 20 <= len(texts[1]) <= 70
     assert train.dropped["other split"] == len(test)
@@ -120,7 +119,7 @@ def test_jsonl_fingerprint_follows_content_and_settings(tmp_path: Path) -> None:
     same = write(tmp_path / "2.jsonl", {"prompt": "a"})
     other = write(tmp_path / "3.jsonl", {"prompt": "b"})
     assert JsonLines(path=one).fingerprint() == JsonLines(path=same).fingerprint()
-    different = JsonLines(path=one), JsonLines(path=other), JsonLines(path=one, chat=False)
+    different = JsonLines(path=one), JsonLines(path=other), JsonLines(path=one, template="{prompt}!")
     assert len({dataset.fingerprint() for dataset in different}) == 3
 
 
