@@ -77,7 +77,7 @@ def startup_error(error: Exception, arguments: Mapping[str, Any]) -> ForgeError:
             f"{needed[3]} GiB available",
             where="generator", fix=KNOB + knob,
         )  # fmt: skip
-    elif "memory" in text and ("GiB" in text or "out of memory" in text):
+    elif "memory" in text and any(words in text for words in ("GiB", "out of memory", "cache blocks")):
         found = UsageError(
             f"not enough memory to start vLLM: {text[:300]}",
             where="generator",

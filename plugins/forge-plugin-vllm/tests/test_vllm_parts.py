@@ -1,0 +1,224 @@
+"""What needs no vLLM: settings, environment, checkpoint names, outputs, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from forge_plugin_vllm import environment as env
+from forge_plugin_vllm.arguments import engine_arguments
+from forge_plugin_vllm.checkpoint import check_names, expected_shapes
+from forge_plugin_vllm.checks import findings
+from forge_plugin_vllm.config import VLLMConfig
+from forge_plugin_vllm.outputs import completions_of
+from forge_plugin_vllm.startup import check_version, kv_cache_bytes, startup_error
+from safetensors.torch import save_file
+
+from forge_host.config.schema import ServiceConfig
+from forge_host.errors import PluginError, RunError, UsageError
+from forge_host.testing import PluginContract
+from forge_host.types import SamplingParams, Use
+
+
+class TestPlugin(PluginContract):
+    plugin = "vllm"
+
+
+# --- version ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", ["0.32.0", "0.32.1.post1", "0.32.0+cpu"])
+def test_tested_versions(found: str) -> None:
+    check_version(found, allow_untested=False)
+
+
+@pytest.mark.parametrize("found", ["0.31.2", "0.33.0", "1.32.0", "0.3.2"])
+def test_other_versions_are_refused_by_name(found: str) -> None:
+    with pytest.raises(
+        PluginError, match=rf"vLLM {found} is installed; .* tested with 0\.32\.x.*allow_untested_version"
+    ):
+        check_version(found, allow_untested=False)
+    check_version(found, allow_untested=True)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_kv_cache_is_a_quarter_of_the_free_memory_up_to_4_gib() -> None:
+    assert kv_cache_bytes(VLLMConfig(), 8 << 30) == 2 << 30
+    assert kv_cache_bytes(VLLMConfig(), 100 << 30) == 4 << 30
+    assert kv_cache_bytes(VLLMConfig(kv_cache_gb=6), 100 << 30) == 6 << 30
+
+
+def test_too_large_kv_cache() -> None:
+    with pytest.raises(UsageError, match=r"generator\.kv_cache_gb: .*6\.00 GiB asked for, 5\.00 GiB available"):
+        kv_cache_bytes(VLLMConfig(kv_cache_gb=6), 5 << 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "To serve at least one request with the models's max seq len (8192), (0.35 GiB KV cache is needed, which "
+            "is larger than the available KV cache memory (0.01 GiB). Based on the available memory, the estimated "
+            "maximum model length is 128.",
+            "generator: not enough memory for the KV cache: one sequence of 8192 tokens needs 0.35 GiB, 0.01 GiB "
+            "available; lower training.seq_len (generator.max_model_len), or raise generator.kv_cache_gb",
+        ),
+        ("CUDA out of memory. Tried to allocate 2 GiB", "not enough memory to start vLLM: CUDA out of memory"),
+        ("No such architecture", "vLLM does not start: ValueError: No such architecture"),
+    ],
+)
+def test_startup_errors_are_one_sentence(text: str, expected: str) -> None:
+    cause = ValueError(text)
+    error = startup_error(cause, {"kv_cache_memory_bytes": 1})
+    assert expected in str(error) and error.__cause__ is cause
+
+
+# --- arguments and environment ----------------------------------------------------------------------------------------
+
+
+def test_cpu_arguments() -> None:
+    made = engine_arguments(VLLMConfig(kv_cache_gb=1), model_path="/m", max_model_len=64, device="cpu", seed=3)
+    assert made["enforce_eager"] and made["kv_cache_memory_bytes"] == 1 << 30 and made["block_size"] == 32
+    assert (made["model"], made["max_model_len"], made["seed"]) == ("/m", 64, 3)
+    assert made["logprobs_mode"] == "processed_logprobs"
+
+
+def test_gpu_arguments() -> None:
+    config = VLLMConfig(max_model_len=32, engine_args={"seed": 9, "swap": None})
+    made = engine_arguments(config, model_path="/m", max_model_len=64, device="cuda", seed=3, procs=2, shared=True)
+    assert not made["enforce_eager"] and "kv_cache_memory_bytes" not in made and "block_size" not in made
+    assert (made["gpu_memory_utilization"], made["tensor_parallel_size"], made["max_model_len"]) == (0.4, 2, 32)
+    assert made["seed"] == 9 and "swap" not in made, "engine_args win, null leaves vLLM's default"
+
+
+def context(device: str = "cpu", **services: ServiceConfig) -> Any:
+    return SimpleNamespace(device=device, role="generator", config=SimpleNamespace(services=services))
+
+
+def test_environment_shares_cores_between_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert env.environment(VLLMConfig(), context())["OMP_NUM_THREADS"] == "8"
+    two = context(generator=ServiceConfig(num_replicas=2))
+    assert env.environment(VLLMConfig(), two)["OMP_NUM_THREADS"] == "4"
+    assert env.environment(VLLMConfig(threads=3), two)["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in env.environment(VLLMConfig(), context("cuda"))
+
+
+def test_environment_keeps_the_users_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert "VLLM_LOGGING_LEVEL" not in env.environment(VLLMConfig(), context())
+
+
+def test_preloads_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "libtcmalloc_minimal.so.4"
+    library.touch()
+    monkeypatch.setattr(env, "TCMALLOC", ("/nowhere/libtcmalloc.so", str(library)))
+    monkeypatch.setattr(env, "OPENMP", ("/nowhere/libiomp5.so",))
+    monkeypatch.setenv("LD_PRELOAD", "/lib/mine.so")
+    assert env.environment(VLLMConfig(), context())["LD_PRELOAD"] == f"/lib/mine.so:{library}"
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    assert env.environment(VLLMConfig(), context())["LD_PRELOAD"] == str(library)
+
+
+# --- checkpoint names -------------------------------------------------------------------------------------------------
+
+SHAPES = {"a": (2, 3), "b": (4,), "c": (1,)}
+
+
+def test_expected_shapes_of_all_files(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2, 3)}, tmp_path / "model-00001-of-00002.safetensors", metadata={"format": "pt"})
+    save_file({"b": torch.zeros(4), "c": torch.zeros(1)}, tmp_path / "model-00002-of-00002.safetensors")
+    assert expected_shapes(str(tmp_path)) == SHAPES
+    assert expected_shapes(str(tmp_path / "none")) == {}
+
+
+def test_right_names_in_any_order() -> None:
+    check_names(SHAPES, reversed(SHAPES.items()), tied=False)
+
+
+@pytest.mark.parametrize("expected", [SHAPES, {**SHAPES, "lm_head.weight": (9, 9)}])
+@pytest.mark.parametrize("sent", [{}, {"lm_head.weight": (9, 9)}])
+def test_tied_output_embedding_is_optional(expected: Any, sent: Any) -> None:
+    check_names(expected, {**SHAPES, **sent}.items(), tied=True)
+
+
+@pytest.mark.parametrize(
+    ("received", "message"),
+    [
+        ([("a", (2, 3)), ("c", (1,))], "tensor b is missing"),
+        ([], "3 tensors (a, b, c) are missing"),
+        ([*SHAPES.items(), ("d", (1,))], "tensor d is unknown to the generator's model"),
+        ([*SHAPES.items(), ("lm_head.weight", (1,))], "tensor lm_head.weight is unknown"),
+        ([("a", (3, 2)), ("b", (4,)), ("c", (1,))], "tensor a has shape [3, 2] instead of [2, 3]"),
+        ([*SHAPES.items(), ("b", (4,))], "tensor b came twice"),
+    ],
+)
+def test_wrong_names(received: Any, message: str) -> None:
+    with pytest.raises(RunError) as caught:
+        check_names(SHAPES, received, tied=False)
+    assert message in str(caught.value)
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def sample(index: int = 0, reason: str = "stop", spans: Any = ((3, 0, 2),), logprobs: Any = (-0.5, -1.0)) -> Any:
+    return SimpleNamespace(
+        index=index,
+        text=f"text {index}",
+        token_ids=[7, 8],
+        finish_reason=reason,
+        logprobs=[{t: SimpleNamespace(logprob=lp)} for t, lp in zip((7, 8), logprobs, strict=True)]
+        if logprobs
+        else None,
+        weight_versions=[SimpleNamespace(version=str(v), start=s, end=e) for v, s, e in spans],
+    )
+
+
+def test_completions_in_sample_order() -> None:
+    output = SimpleNamespace(outputs=[sample(1), sample(0, spans=((3, 0, 1), (4, 1, 2)))])
+    first, second = completions_of(output, [1, 2])
+    assert (first.text, second.text) == ("text 0", "text 1")
+    assert first.policy_versions == (3, 4) and second.policy_versions == (3, 3)
+    assert first.prompt_ids == (1, 2) and first.logprobs == (-0.5, -1.0) and first.token_ids == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"reason": "error"}, "'error'"),
+        ({"spans": ((3, 0, 1),)}, "2 tokens, 2 log-probabilities and 1 versions"),
+        ({"logprobs": None}, "2 tokens, 0 log-probabilities and 2 versions"),
+    ],
+)
+def test_incomplete_outputs_are_errors(broken: Any, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        completions_of(SimpleNamespace(outputs=[sample(**broken)]), [1])
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def plan(sampling: SamplingParams, needs: tuple[str, ...] = (), plugin: str = "vllm", **settings: Any) -> Any:
+    return SimpleNamespace(
+        generator=SimpleNamespace(plugin=plugin, use=Use("vllm", settings)), sampling=sampling, needs=frozenset(needs)
+    )
+
+
+def test_filtered_sampling_is_pointed_out() -> None:
+    (finding,) = findings(plan(SamplingParams(top_p=0.9)))
+    assert finding.level == "warning" and "top_p 0.9" in finding.message
+    assert not list(findings(plan(SamplingParams(top_p=0.9), needs=("unfiltered-sampling",)))), "the host refuses it"
+    assert not list(findings(plan(SamplingParams(top_p=0.9), plugin="other")))
+    assert not list(findings(plan(SamplingParams())))
+
+
+def test_too_short_model_length() -> None:
+    (finding,) = findings(plan(SamplingParams(max_tokens=64), max_model_len=64))
+    assert finding.level == "error" and "leaves no room" in finding.message
