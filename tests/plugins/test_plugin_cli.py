@@ -28,7 +28,7 @@ def forge(capsys):
 
 @pytest.fixture
 def words(install):
-    install("words", reward_source("brevity"), version="1.4")
+    install("words", reward_source("shortness"), version="1.4")
 
 
 def test_list(forge, words, install):
@@ -47,17 +47,17 @@ def test_list_with_components_shows_the_broken_and_goes_on(forge, words, install
     install("broken", "raise RuntimeError('boom')")
     code, out, _ = forge("plugins list --components")
     assert code == 0
-    assert "reward:brevity" in out and "dataset:arithmetic" in out
+    assert "reward:shortness" in out and "dataset:arithmetic" in out
     assert "broken: importing it raised RuntimeError: boom" in out
 
 
 def test_show(forge, words):
     code, out, _ = forge("plugins show words")
     assert code == 0
-    for text in ("forge-plugin-words", "1.4", "fake_words", "loaded", "forge_rewards", "words/brevity"):
+    for text in ("forge-plugin-words", "1.4", "fake_words", "loaded", "forge_rewards", "words/shortness"):
         assert text in out
     (data,) = json.loads(forge("plugins show words --json")[1])
-    assert (data["name"], data["state"], data["offers"][0]["name"]) == ("words", "loaded", "brevity")
+    assert (data["name"], data["state"], data["offers"][0]["name"]) == ("words", "loaded", "shortness")
     code, _, err = forge("plugins show wrods")
     assert (code, err) == (3, "error: plugin `wrods` is not installed; did you mean `words`?\n")
 
@@ -93,11 +93,11 @@ def test_lock(forge, words, tmp_path):
 
 
 def test_components(forge, words, install):
-    install("other", reward_source("brevity"))
+    install("other", reward_source("shortness"))
     install("broken", "raise RuntimeError('boom')")
     code, out, err = forge("components list reward")
     names = [line.split()[0] for line in out.splitlines()[2:]]
-    assert code == 0 and {"words/brevity", "other/brevity"} <= set(names)
+    assert code == 0 and {"words/shortness", "other/shortness"} <= set(names)
     assert "plugin `broken` is left out: importing it raised RuntimeError: boom" in err
     listed = json.loads(forge("components list --json")[1])
     assert {"reward", "dataset"} <= {entry["kind"] for entry in listed}
@@ -106,16 +106,16 @@ def test_components(forge, words, install):
 
 
 def test_components_show(forge, words, install):
-    code, out, _ = forge("components show words/brevity")
+    code, out, _ = forge("components show words/shortness")
     assert code == 0
-    assert out.startswith("reward words/brevity: length of the response\n")
+    assert out.startswith("reward words/shortness: length of the response\n")
     assert f"{install.root}/fake_words.py:7" in out
     head, row = (line.split("  ") for line in out.splitlines() if line.startswith(("setting", "scale")))
     assert [cell.strip() for cell in row if cell] == ["scale", "float", "1.0", "multiplies the score"]
-    (data,) = json.loads(forge("components show brevity --json")[1])
+    (data,) = json.loads(forge("components show shortness --json")[1])
     assert data["settings"][0]["help"] == "multiplies the score"
-    code, _, err = forge("components show brevty")
-    assert code == 3 and "no component is named `brevty`; did you mean `brevity`" in err
+    code, _, err = forge("components show shortnes")
+    assert code == 3 and "no component is named `shortnes`; did you mean `shortness`" in err
 
 
 def test_components_show_what_cannot_be_imported(forge, install):

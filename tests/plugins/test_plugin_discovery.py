@@ -62,10 +62,10 @@ def test_entry_point_must_have_the_name_of_its_distribution(install):
 
 
 def test_a_third_party_name_is_free_when_well_formed(install):
-    install("brevity", RAISES, dist="forge-reward-brevity")
+    install("shortness", RAISES, dist="forge-reward-shortness")
     install("x", RAISES, dist="some-dist", entry_points={"Bad_Name": "fake_x"})
     install("y", RAISES, dist="other-dist", entry_points={"builtin": "fake_y"})
-    assert found("brevity")[0].state == "discovered"
+    assert found("shortness")[0].state == "discovered"
     assert "lower-case" in found("Bad_Name")[0].reason
     assert "belongs to the host" in found("builtin")[0].reason
 

@@ -131,12 +131,12 @@ def test_conflict_stops_a_run_and_not_browsing(install):
 
 
 def test_unknown_plugin_has_near_matches(install):
-    install("brevity", reward_source("brevity"))
+    install("shortness", reward_source("shortness"))
     for strict in (True, False):
-        with pytest.raises(PluginError, match="plugin `brevty` is not installed; did you mean `brevity`"):
-            only("brevty", strict=strict)
-    with pytest.raises(PluginError, match="--no-plugin: plugin `brevty` is not installed"):
-        only(block=["brevty"])
+        with pytest.raises(PluginError, match="plugin `shortnes` is not installed; did you mean `shortness`"):
+            only("shortnes", strict=strict)
+    with pytest.raises(PluginError, match="--no-plugin: plugin `shortnes` is not installed"):
+        only(block=["shortnes"])
 
 
 def test_blocked_is_not_imported_and_wins_over_selected(install):

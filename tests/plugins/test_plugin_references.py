@@ -41,25 +41,25 @@ def test_two_providers_are_an_error_that_names_both(install):
 
 
 def test_unknown_component_has_near_matches_of_its_kind(install):
-    install("words", reward_source("brevity"))
+    install("words", reward_source("shortness"))
     host = PluginHost.load(["words"], strict=True)
-    with pytest.raises(PluginError, match="no reward is named `brevty`; did you mean `brevity`"):
-        host.find("reward", "brevty")
-    with pytest.raises(PluginError, match="no reward is named `words/brevty`; did you mean `words/brevity`"):
-        host.find("reward", "words/brevty")
-    with pytest.raises(PluginError, match="did you mean `words/brevity`"):
-        host.find("reward", "word/brevity")
+    with pytest.raises(PluginError, match="no reward is named `shortnes`; did you mean `shortness`"):
+        host.find("reward", "shortnes")
+    with pytest.raises(PluginError, match="no reward is named `words/shortnes`; did you mean `words/shortness`"):
+        host.find("reward", "words/shortnes")
+    with pytest.raises(PluginError, match="did you mean `words/shortness`"):
+        host.find("reward", "word/shortness")
     with pytest.raises(PluginError, match="`forge-host components list reward`"):
         host.find("reward", "qqqqqq")
 
 
 def test_a_name_of_another_kind_is_said_to_be_one(install):
-    install("words", reward_source("brevity"))
+    install("words", reward_source("shortness"))
     host = PluginHost.load(["words"], strict=True)
-    with pytest.raises(PluginError, match=r"no loss is named `brevity`; `brevity` is a reward \(forge-plugin-words 1"):
-        host.find("loss", "brevity")
+    with pytest.raises(PluginError, match=r"no loss is named `shortness`; .shortness. is a reward \(forge-plugin-words"):
+        host.find("loss", "shortness")
     with pytest.raises(PluginError, match="`los` is not a kind of component; did you mean `loss`"):
-        host.find("los", "brevity")  # type: ignore[arg-type]
+        host.find("los", "shortness")  # type: ignore[arg-type]
 
 
 def test_newer_components_of_a_loadable_plugin_are_refused(install):
