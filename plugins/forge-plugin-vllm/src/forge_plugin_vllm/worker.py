@@ -9,6 +9,7 @@ Weights are fetched here and not in the engine's process, so that with tensor pa
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
@@ -57,6 +58,8 @@ class WorkerExtension:
     forge_transport: Transport
 
     def forge_open(self, opening: Opening) -> None:
+        # At every update it warns of layers without weights of their own; names and shapes are checked here.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self.forge_opening, self.forge_transport = opening, opening.transport_here()
 
     def forge_load(self, receipt: Receipt, checksum: bool) -> dict[str, Any]:
@@ -80,6 +83,7 @@ class WorkerExtension:
             digest = weights_digest((name, tensor_digest(tensor)) for name, tensor in held) if checksum else ""
             fetched = time.perf_counter()
             self.model_runner.reload_weights(weights_iterator=iter(held), is_checkpoint_format=True)
+            self._forge_repack_head()
             self._forge_synchronize()  # the tensors are the transport's again after this
             if next(tensors, None) is not None:
                 raise RunError(f"version {receipt.version} came with more than its {receipt.num_tensors} tensors")
@@ -88,6 +92,20 @@ class WorkerExtension:
 
     def forge_close(self) -> None:
         self.forge_transport.close()
+
+    def _forge_repack_head(self) -> None:
+        """Pack a tied output embedding again.
+
+        vLLM 0.32's reload replaces the matrix it shares with the input embedding, but not the packed copy that its CPU
+        kernels read, so the output layer would silently keep the first weights.
+        """
+        if self.model_runner.device.type != "cpu" or not self.forge_opening.tied:
+            return
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        for layer in self.model_runner.get_model().modules():
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
 
     def _forge_synchronize(self) -> None:
         import torch
