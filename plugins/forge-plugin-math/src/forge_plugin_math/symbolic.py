@@ -28,34 +28,30 @@ class Checker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._ready = False
 
     def equal(self, gold: str, answer: str, *, timeout_s: float) -> bool:
         """Whether math-verify finds `answer` equal to `gold` (LaTeX or plain; not symmetric, gold goes first).
 
+        Takes at most `timeout_s` seconds to get its turn and as many for the verdict.
+
         Raises:
-            TimeoutError: no verdict within `timeout_s` seconds.
-            RuntimeError: the child died, say at its memory limit.
+            TimeoutError: no turn or no verdict in time.
+            RuntimeError: the child did not start, or died, say at its memory limit.
         """
-        with self._lock:
-            process = self._start()
-            assert process.stdin is not None
-            try:
-                process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
-                process.stdin.flush()
-                line = self._read_line(process, timeout_s)
-            except (BrokenPipeError, TimeoutError) as error:
-                self.close()
-                if isinstance(error, TimeoutError):
-                    raise TimeoutError(f"no verdict on {answer[:60]!r} = {gold[:60]!r} in {timeout_s:g} s") from None
-                line = b""
-            if line in (b"1\n", b"0\n"):
-                return line == b"1\n"
-            self.close()
-            raise RuntimeError(f"the symbolic check of {answer[:60]!r} = {gold[:60]!r} ended its process")
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise TimeoutError(f"other symbolic checks took more than {timeout_s:g} s")
+        try:
+            process = self._running(deadline)
+            return self._ask(process, gold, answer, timeout_s)
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Ends the child; the next call starts another."""
-        process, self._process = self._process, None
+        process, self._process, self._ready = self._process, None, False
         if process is not None:
             process.kill()
             process.wait()
@@ -63,29 +59,53 @@ class Checker:
                 if pipe is not None:
                     pipe.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
-        self.close()
+    def _ask(self, process: subprocess.Popen[bytes], gold: str, answer: str, timeout_s: float) -> bool:
+        assert process.stdin is not None
+        what = f"{answer[:60]!r} = {gold[:60]!r}"
+        try:
+            process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+            line = self._read_line(process, time.monotonic() + timeout_s)
+        except TimeoutError:
+            self.close()
+            self._spawn()  # starts while other replies are graded
+            raise TimeoutError(f"no verdict on {what} in {timeout_s:g} s") from None
+        except BrokenPipeError:
+            line = b""
+        if line not in (b"1\n", b"0\n"):
+            self.close()
+            raise RuntimeError(f"the symbolic check of {what} ended its process")
+        return line == b"1\n"
+
+    def _running(self, deadline: float) -> subprocess.Popen[bytes]:
+        """The child, ready. One that is still starting at the deadline is left to go on for the next call."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._spawn()
+        assert self._process is not None
+        if not self._ready:
+            try:
+                self._ready = self._read_line(self._process, deadline) == b"ready\n"
+            except TimeoutError:
+                if time.monotonic() < self._started + START_TIMEOUT_S:
+                    raise TimeoutError("the process for symbolic checks is still starting") from None
+            if not self._ready:
+                self.close()
+                raise RuntimeError("the process for symbolic checks did not start; is math-verify installed here?")
+        return self._process
+
+    def _spawn(self) -> None:
         command = [sys.executable, "-m", "forge_plugin_math.symbolic_child", str(MAX_MEMORY)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
         )
-        try:
-            ready = self._read_line(self._process, START_TIMEOUT_S)
-        except TimeoutError:
-            ready = b""
-        if ready != b"ready\n":
-            self.close()
-            raise RuntimeError("the process for symbolic checks did not start; is math-verify installed here?")
-        return self._process
+        self._started = time.monotonic()
 
     @staticmethod
-    def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
         """One line of the child; b"" when it closed its output."""
         assert process.stdout is not None
-        deadline, line = time.monotonic() + timeout_s, b""
+        line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
