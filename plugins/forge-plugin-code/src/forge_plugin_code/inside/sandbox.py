@@ -2,7 +2,7 @@
 
 One job is one response. Processes, each the parent of the next:
     keeper    this loop; has read nothing but the job
-    (helper)  takes fresh namespaces, waits
+    (helper)  takes fresh namespaces, waits; tests, which come from the data set, do without
     watcher   pid 1 in them: empty /tmp, no capabilities; limits time and output; tells the host what happened
     program   limits, seccomp filter, then the tested code or the tests; cannot see, signal or trace the ones above
 Where a sandbox may not make further namespaces, it is its own watcher, serves one job and ends.
@@ -55,7 +55,7 @@ def main() -> None:
     while True:
         job, fds = _next_job(sock)
         if nested:
-            _in_fresh_namespaces(sock, job, fds, spec["tmp_bytes"])
+            _in_child(sock, job, fds, spec["tmp_bytes"])
         else:
             watch(sock, job, fds)
             return
@@ -79,15 +79,18 @@ def _can_nest() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _in_fresh_namespaces(sock: socket.socket, job: dict[str, Any], fds: list[int], tmp_bytes: int) -> None:
+def _in_child(sock: socket.socket, job: dict[str, Any], fds: list[int], tmp_bytes: int) -> None:
+    """Runs a job in a watcher of its own and waits; tested code also gets namespaces and a /tmp of its own."""
     helper = os.fork()
     if helper == 0:
-        if not namespaces.fresh(LIBC):
+        tested = job["kind"] != "tests"
+        if tested and not namespaces.fresh(LIBC):
             os._exit(1)
-        watcher = os.fork()
+        watcher = os.fork() if tested else 0
         if watcher == 0:
             try:
-                namespaces.fresh_tmp(LIBC, tmp_bytes)
+                if tested:
+                    namespaces.fresh_tmp(LIBC, tmp_bytes)
                 watch(sock, job, fds)
             except BaseException as error:  # reported, so that the host sees an error and no verdict
                 with suppress(OSError):
@@ -100,8 +103,7 @@ def _in_fresh_namespaces(sock: socket.socket, job: dict[str, Any], fds: list[int
 
 def watch(sock: socket.socket, job: dict[str, Any], fds: list[int]) -> None:
     """Runs one job's programs and tells the host about each."""
-    if os.getpid() == 1:
-        namespaces.drop_capabilities(LIBC)
+    namespaces.drop_capabilities(LIBC)
     limits = job["limits"]
     if job["kind"] != "stdio":
         report = b"" if job["kind"] == "tests" else None

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+
+from forge_host.api import PluginError
+from forge_plugin_code.isolation import Settings, choose
+
+
+@pytest.fixture(params=["bwrap", "namespaces"])
+def isolation(request: pytest.FixtureRequest) -> str:
+    """Each way to isolate; one that this machine does not have is skipped with the machine's own reason."""
+    try:
+        return choose(Settings(isolation=request.param))
+    except PluginError as error:
+        pytest.skip(str(error))
