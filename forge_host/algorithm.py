@@ -1,11 +1,11 @@
 """The keys that every algorithm has, so that an algorithm's own module states only what is its own. Torch-free.
 
-    @preset(n_samples=16, aggregation="token-mean")
-    class Mine(BaseAlgorithm):
-        clip_high: float = clip_high(0.28)
+    @preset(n_samples=16, clip_high=0.28)
+    class Mine(ClippedAlgorithm):
+        slope: float = field(default=1.0, help="steepness of my gate")
 
         def build(self) -> AlgorithmParts:
-            return self.parts(Use("mine/mine", {"clip_high": self.clip_high}), Use("group"))
+            return self.parts(self.clipped("mine/mine", "slope"), Use("builtin/group"))
 
 Finer settings (a bound of the KL, a fixed length, ...) are keys of the sections `kl`, `aggregation`, `correction` and
 `sampling`, which overlay what an algorithm builds.
@@ -19,8 +19,17 @@ from typing import Any, TypeVar, dataclass_transform
 import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
+from forge_host.rl import fields
 from forge_host.types import (
-    AGGREGATIONS, KL, KL_ESTIMATORS, Aggregation, AlgorithmParts, Correction, SamplingParams, Use, field,
+    AGGREGATIONS,
+    KL,
+    KL_ESTIMATORS,
+    Aggregation,
+    AlgorithmParts,
+    Correction,
+    SamplingParams,
+    Use,
+    field,
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -37,7 +46,8 @@ def preset(**defaults: Any) -> Callable[[type[T]], type[T]]:
         unknown = sorted(set(defaults) - {a.name for a in fields})
         if unknown:
             raise TypeError(f"{cls.__name__} has no field {unknown[0]!r} to give a default")
-        return [a.evolve(default=defaults[a.name]) if a.name in defaults else a for a in fields]
+        # Not `inherited`: attrs takes a grandchild's fields from the class that defined them first, with its default.
+        return [a.evolve(default=defaults[a.name], inherited=False) if a.name in defaults else a for a in fields]
 
     def decorate(cls: type[T]) -> type[T]:
         return attrs.frozen(kw_only=True, field_transformer=transform)(cls)
@@ -107,3 +117,15 @@ class BaseAlgorithm:
     def pick(self, *names: str) -> dict[str, Any]:
         """Own keys that go to a component unchanged: `Use("dapo/dapo", self.pick("clip_low", "clip_high"))`."""
         return {name: getattr(self, name) for name in names}
+
+
+@attrs.frozen(kw_only=True)
+class ClippedAlgorithm(BaseAlgorithm):
+    """An algorithm whose loss bounds a ratio to [1 - clip_low, 1 + clip_high]."""
+
+    clip_low: float = fields.clip_low(0.2)
+    clip_high: float = fields.clip_high(0.2)
+
+    def clipped(self, ref: str, *more: str) -> Use:
+        """The loss `ref` with this section's clip bounds, and other keys that go to it unchanged."""
+        return Use(ref, self.pick("clip_low", "clip_high", *more))

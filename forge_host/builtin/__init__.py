@@ -38,6 +38,26 @@ def forge_trackers(host: HostInfo) -> Iterable[ComponentSpec]:
 
 
 @hookimpl
+def forge_losses(host: HostInfo) -> Iterable[ComponentSpec]:
+    return [ComponentSpec("ppo-clip", "forge_host.builtin.losses:PPOClip", "clipped surrogate of token ratios (PPO)")]
+
+
+@hookimpl
+def forge_advantages(host: HostInfo) -> Iterable[ComponentSpec]:
+    module, groups = "forge_host.builtin.advantages", ("groups",)
+    return [
+        ComponentSpec("batch", f"{module}:BatchBaseline", "reward minus the batch's mean"),
+        ComponentSpec("batch-whitened", f"{module}:BatchWhitened", "return whitened over the batch's tokens"),
+        ComponentSpec("group", f"{module}:GroupAdvantage", "the group's standard score of the reward", needs=groups),
+        ComponentSpec(
+            "group-then-batch-whitened", f"{module}:GroupThenBatchWhitened", "reward minus the group's mean, whitened",
+            needs=groups,
+        ),
+        ComponentSpec("leave-one-out", f"{module}:LeaveOneOut", "reward minus the others' mean", needs=groups),
+    ]  # fmt: skip
+
+
+@hookimpl
 def forge_samplers(host: HostInfo) -> Iterable[ComponentSpec]:
     return [ComponentSpec("group", "forge_host.builtin.samplers:GroupSampler", "trains on every scored group")]
 

@@ -17,12 +17,12 @@ from forge_host.types import field
 def clip_low(default: float | None) -> Any:
     check = and_(ge(0.0), le(1.0))
     if default is None:
-        return field(default=None, help="the ratio's lower bound is 1 - clip_low; null is none", validator=optional(check))
-    return field(default=default, help="the ratio's lower bound is 1 - clip_low", validator=check)
+        return field(default=None, help="lower bound 1 - clip_low of the ratio, or null", validator=optional(check))
+    return field(default=default, help="lower bound 1 - clip_low of the ratio", validator=check)
 
 
 def clip_high(default: float) -> Any:
-    return field(default=default, help="the ratio's upper bound is 1 + clip_high", validator=ge(0.0))
+    return field(default=default, help="upper bound 1 + clip_high of the ratio", validator=ge(0.0))
 
 
 def dual_clip() -> Any:
