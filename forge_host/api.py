@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import torch
 
     from forge_host.hookspecs import ForgePlugin
+    from forge_host.loop.checksum import tensor_digest, weights_digest
     from forge_host.runtime.actor import ForgeActor
 
 hookimpl = pluggy.HookimplMarker("forge_host")
@@ -206,6 +207,10 @@ class Trainer(Protocol):
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("tensor_digest", "weights_digest"):
+        from forge_host.loop import checksum
+
+        return getattr(checksum, name)
     if name == "ForgeActor":
         from forge_host.runtime.actor import ForgeActor
 
@@ -223,5 +228,6 @@ __all__ = [
     "ComponentSpec", "Correction", "Dataset", "Environment", "Episode", "Finding", "ForgeActor", "ForgeError",
     "ForgePlugin", "Generator", "Group", "HostInfo", "Kind", "Loss", "ModelSource", "PluginError", "Prompt", "Receipt",
     "Reward", "RewardResult", "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "Tracker", "Trainer",
-    "Transport", "UsageError", "Use", "Verdict", "field", "hookimpl",
+    "Transport", "UsageError", "Use", "Verdict", "field", "hookimpl", "tensor_digest",
+    "weights_digest",
 ]  # fmt: skip

@@ -54,13 +54,11 @@ disallow_untyped_decorators = false
 """
 USES_MONARCH: tuple[Kind, ...] = ("generator", "trainer", "launcher")
 MAX_NAME_LENGTH = 32
+#: How a run chooses the component, where it is not `KIND=NAME`.
 USAGE: dict[Kind, str] = {
-    "reward": "forge-host run quickstart --set rewards=[$name]",
-    "algorithm": "forge-host run quickstart --set algorithm=$name",
-    "dataset": "forge-host run quickstart --set dataset.path=$name",
-    "model": "forge-host run quickstart --set model=$name",
-    "tracker": "forge-host run quickstart --set trackers=[console,jsonl,$name]",
-    "environment": "forge-host run quickstart --set environment=$name",
+    "reward": "rewards=$name",
+    "dataset": "dataset.path=$name",
+    "tracker": "'trackers=[console, jsonl, $name]'",
 }
 
 
@@ -159,10 +157,9 @@ def _hook(name: str, package: str, kind: Kind) -> str:
 
 
 def _usage(name: str, kind: Kind) -> str:
-    default = f"forge-host run quickstart --set {kind}.use=$name"
-    if kind in ("loss", "advantage", "sampler"):
-        default = f"forge-host run quickstart --set {kind}=$name"
-    return Template(USAGE.get(kind, default)).substitute(name=name)
+    if kind == "environment":  # nothing in a run's configuration chooses one yet
+        return f"forge-host components show {name}/{name}"
+    return "forge-host run quickstart --set " + Template(USAGE.get(kind, f"{kind}=$name")).substitute(name=name)
 
 
 def _write(path: Path, template: Traversable, values: dict[str, str]) -> None:

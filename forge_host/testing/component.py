@@ -22,13 +22,13 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from forge_host.config.sections import fields_of
 from forge_host.errors import ForgeError, PluginError, UsageError
 from forge_host.plugins import PluginHost, describe
 from forge_host.plugins.building import config_class, load_target
 from forge_host.plugins.records import GROUP, Entry
 from forge_host.plugins.structure import structure
 from forge_host.plugins.targets import HEAVY
+from forge_host.plugins.validate import to_plain, validate
 from forge_host.types import AlgorithmParts, Kind, Use
 
 #: Field names that say they are a quantity; such a number needs a unit.
@@ -79,6 +79,13 @@ class PluginContract:
         record = next(r for r in self._host().records if r.name == self.plugin)
         assert record.state == "loaded", record.reason
 
+    def test_validates(self) -> None:
+        """`forge-host plugins validate` finds no error (components of `not_here` aside)."""
+        absent = [f"`{self.plugin}/{key.partition(':')[2]}`" for key in self.not_here]
+        errors = [p for p in validate(self.plugin) if p.level == "error"]
+        found = [f"{p.message}; {p.fix}" for p in errors if not any(ref in p.message for ref in absent)]
+        assert not found, "\n".join(found)
+
     def test_declares_the_same_twice(self) -> None:
         """Declaring has no state: a second host gets equal records."""
         first, second = ([e.spec for e in self._entries(self._host())] for _ in range(2))
@@ -102,12 +109,12 @@ class PluginContract:
         for key, _, cls in self._configured():
             try:
                 config = structure(cls, self.configs.get(key), key)
-                again = structure(cls, json.loads(json.dumps(fields_of(config))), key)
+                again = structure(cls, json.loads(json.dumps(to_plain(config))), key)
             except (ForgeError, TypeError) as error:
                 problems.append(f"{key}: {error}; give values for its required settings in `configs`")
                 continue
-            if fields_of(again) != fields_of(config):
-                problems.append(f"{key}: {fields_of(config)} became {fields_of(again)}")
+            if to_plain(again) != to_plain(config):
+                problems.append(f"{key}: {to_plain(config)} became {to_plain(again)}")
         assert not problems, "\n".join(problems)
 
     def test_unknown_key_is_rejected(self) -> None:
@@ -143,7 +150,7 @@ class PluginContract:
                 assert pickle.loads(pickle.dumps(target)) is target, f"{key}: another object came back"
                 if cls is not None:
                     config: Any = structure(cls, self.configs.get(key), key)
-                    assert fields_of(pickle.loads(pickle.dumps(config))) == fields_of(config), (
+                    assert to_plain(pickle.loads(pickle.dumps(config))) == to_plain(config), (
                         f"{key}: its settings changed"
                     )
             except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -17,14 +17,13 @@ They have the methods of `forge_host.api.Generator` and `Trainer`, as plain meth
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from forge_host.api import Completion, Receipt, RunError, SamplingParams, Transport
+from forge_host.api import Completion, Receipt, RunError, SamplingParams, Transport, tensor_digest, weights_digest
 
 VOCAB_SIZE = 16
 END = 0  #: the token that ends a response; token i is written as the i-th letter, "a" being the end
@@ -42,10 +41,6 @@ def table_logprobs(weight: torch.Tensor, previous: torch.Tensor, temperature: fl
 
 def fake_decode(token_ids: Sequence[int]) -> str:
     return "".join(chr(ord("a") + i) for i in token_ids if i != END)
-
-
-def weight_checksum(weight: torch.Tensor) -> str:
-    return hashlib.sha256(weight.detach().contiguous().numpy().tobytes()).hexdigest()
 
 
 class MemoryTransport:
@@ -69,7 +64,7 @@ class MemoryTransport:
             num_tensors=len(held),
             num_bytes=sum(t.nbytes for t in held.values()),
             location={"version": version},
-            checksums={name: weight_checksum(t) for name, t in held.items()} if checksums else None,
+            checksums={name: tensor_digest(t) for name, t in held.items()} if checksums else None,
         )
 
     def fetch(self, receipt: Receipt) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,7 +119,7 @@ class FakeGenerator:
         tensors = dict(self._transport.fetch(receipt))
         self.weight = tensors["weight"].clone()
         self.policy_version = receipt.version
-        return weight_checksum(self.weight) if checksum else ""
+        return weights_digest([("weight", tensor_digest(self.weight))]) if checksum else ""
 
 
 def policy_gradient(logprobs: torch.Tensor, generator_logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:

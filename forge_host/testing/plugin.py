@@ -1,4 +1,4 @@
-"""The pytest plugin behind the `pytest11` entry point: readable assertions in the contracts, versions in the header.
+"""The pytest plugin behind the `pytest11` entry point: readable assertions in the contracts, the mark `slow`.
 
     pytest            # prints "forge-host: 0.1.0, plugin API 1.0" in its header
 
@@ -15,6 +15,10 @@ CONTRACT_MODULES = ("advantage", "component", "evaluate", "loss", "reward", "sam
 
 # pytest rewrites the assertions of plugins that it finds file by file; an editable install lists no files.
 pytest.register_assert_rewrite(*(f"forge_host.testing.{name}" for name in CONTRACT_MODULES))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: a contract's test that takes long or needs much memory")
 
 
 def pytest_report_header() -> str:

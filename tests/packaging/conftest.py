@@ -9,14 +9,24 @@ import pytest
 from distributions import PROJECTS, Site, pip
 
 
+class Wheels:
+    """The wheel of each project by distribution name, built when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._built: dict[str, Path] = {}
+
+    def __getitem__(self, name: str) -> Path:
+        if name not in self._built:
+            out = self._folder / name
+            pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", out, PROJECTS[name])
+            (self._built[name],) = out.glob("*.whl")
+        return self._built[name]
+
+
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of every project, by distribution name."""
-    out = tmp_path_factory.mktemp("wheels")
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", out, *PROJECTS.values())
-    found = {path.name.split("-")[0].replace("_", "-"): path for path in out.glob("*.whl")}
-    assert found.keys() == PROJECTS.keys(), "a distribution is not named like its folder"
-    return found
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    return Wheels(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +41,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def host_site(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path], others: Path) -> Site:
+def host_site(tmp_path_factory: pytest.TempPathFactory, wheels: Wheels, others: Path) -> Site:
     """The host's wheel and no plugin. Read only."""
     site = Site(tmp_path_factory.mktemp("host") / "site", others)
     site.install(wheels["forge-host"])

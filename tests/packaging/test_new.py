@@ -1,0 +1,112 @@
+"""`forge-host new`: every kind's package works unedited, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from distributions import Site
+
+from forge_host.cli.main import main
+from forge_host.cli.new import MAX_NAME_LENGTH, write_package
+from forge_host.errors import UsageError
+from forge_host.hookspecs import KIND_HOOKS
+from forge_host.types import KINDS
+
+LONG = "a-name-of-thirty-two-letters-abc"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """One package of every kind, written but not edited."""
+    folder = tmp_path_factory.mktemp("new")
+    return {kind: write_package(f"my-{kind}", kind, folder) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, packages, wheels, others):
+    """The host and all those packages, installed as wheels."""
+    site = Site(tmp_path_factory.mktemp("new-site") / "site", others)
+    site.install(wheels["forge-host"], *packages.values())
+    return site
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_its_own_tests(site, packages, kind):
+    done = site.python("-m", "pytest", "-q", "-m", "not slow", packages[kind])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validates_and_shows_its_settings(site, kind):
+    validated = site.forge_host("plugins", "validate", f"my-{kind}")
+    assert validated.returncode == 0, validated.stdout + validated.stderr
+    shown = site.forge_host("components", "show", f"my-{kind}/my-{kind}")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_strict_mypy(packages, kind, tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "mypy-cache-new"
+    done = run("mypy", "--cache-dir", str(cache), cwd=packages[kind])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Success" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_ruff_whatever_the_length_of_its_name(packages, kind, tmp_path):
+    assert len(LONG) == MAX_NAME_LENGTH
+    for folder in (packages[kind], write_package(LONG, kind, tmp_path), write_package("x", kind, tmp_path)):
+        done = run("ruff", "check", "--no-cache", ".", cwd=folder)
+        assert done.returncode == 0, done.stdout
+        assert "$" not in "".join(path.read_text() for path in folder.rglob("*.*") if path.is_file())
+
+
+def test_prints_what_to_do_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "forge-plugin-brevity", "--kind", "reward"]) == 0
+    out = capsys.readouterr().out
+    assert "cd forge-plugin-brevity" in out and "forge-host plugins validate brevity" in out
+    assert "src/forge_plugin_brevity/reward.py" in out and "rewards=brevity" in out
+    declared = (tmp_path / "forge-plugin-brevity/src/forge_plugin_brevity/__init__.py").read_text()
+    assert f"def {KIND_HOOKS['reward']}(" in declared and '"forge_plugin_brevity.reward:Brevity"' in declared
+
+
+def test_refuses_to_overwrite(tmp_path, capsys):
+    folder = write_package("brevity", "reward", tmp_path)
+    (folder / "README.md").write_text("mine")
+    assert main(["new", "brevity", "--kind", "loss", "--output", str(tmp_path)]) == 2
+    assert "exists and is left as it is" in capsys.readouterr().err
+    assert (folder / "README.md").read_text() == "mine"
+    assert not (folder / "src/forge_plugin_brevity/loss.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("My Reward!", "try `my-reward`"),
+        ("9lives", "lower-case words"),
+        ("x" * 33, "use at most 32"),
+        ("../x", "try `x`"),
+    ],
+)
+def test_refuses_a_bad_name(tmp_path, name, fix):
+    with pytest.raises(UsageError, match=fix):
+        write_package(name, "reward", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_refuses_an_unknown_kind():
+    from forge_host.cli.new import new
+
+    done = CliRunner().invoke(new, ["x", "--kind", "rewards"])
+    assert done.exit_code == 2 and "'reward'" in done.output
+
+
+def run(module, *arguments, cwd):
+    return subprocess.run([sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True)
