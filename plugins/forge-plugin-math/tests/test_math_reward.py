@@ -6,6 +6,9 @@ import json
 import os
 import pickle
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -226,7 +229,7 @@ def test_waiting_has_a_deadline_too() -> None:
     def work() -> None:
         start = time.monotonic()
         try:
-            checker.equal("9^{9^{9^{9}}}", "x", timeout_s=0.5)
+            checker.equal(r"\sqrt{2}", "9^{9^{9^{9}}}", timeout_s=0.5)
         except TimeoutError as error:
             errors.append((str(error), time.monotonic() - start))
 
@@ -250,6 +253,15 @@ def test_dead_child_is_replaced() -> None:
     assert checker.equal("x+1", "1+x", timeout_s=30)
     checker.close()
     assert checker._process is None
+
+
+def test_child_ends_by_itself_when_its_parent_is_gone() -> None:
+    command = [sys.executable, "-m", "forge_plugin_math.symbolic_child", str(symbolic.MAX_MEMORY)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert child.stdin is not None
+    child.stdin.write(json.dumps([r"\sqrt{2}", "9^{9^{9^{9}}}", 0.5]).encode() + b"\n")
+    child.stdin.close()
+    assert child.wait(60) == -signal.SIGALRM
 
 
 def test_child_has_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:

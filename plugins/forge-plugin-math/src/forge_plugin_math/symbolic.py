@@ -63,7 +63,7 @@ class Checker:
         assert process.stdin is not None
         what = f"{answer[:60]!r} = {gold[:60]!r}"
         try:
-            process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+            process.stdin.write(json.dumps([gold, answer, timeout_s]).encode() + b"\n")
             line = self._read_line(process, time.monotonic() + timeout_s)
         except TimeoutError:
             self.close()
@@ -119,13 +119,15 @@ class Checker:
 
 
 _checkers: dict[int, Checker] = {}
+_checkers_lock = threading.Lock()
 
 
 def checker() -> Checker:
     """This process's Checker (a forked child gets its own)."""
     pid = os.getpid()
-    if pid not in _checkers:
-        _checkers.clear()
-        made = _checkers.setdefault(pid, Checker())
-        atexit.register(made.close)
-    return _checkers[pid]
+    with _checkers_lock:
+        if pid not in _checkers:
+            _checkers.clear()
+            _checkers[pid] = Checker()
+            atexit.register(_checkers[pid].close)
+        return _checkers[pid]

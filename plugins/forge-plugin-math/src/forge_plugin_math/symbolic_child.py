@@ -1,13 +1,15 @@
-"""The child process of `forge_plugin_math.symbolic`: one JSON pair [gold, answer] a line in, 1 or 0 a line out.
+"""The child of `forge_plugin_math.symbolic`: one JSON list [gold, answer, seconds] a line in, 1 or 0 a line out.
 
-echo '["\\\\frac{1}{2}", "0.5"]' | python -m forge_plugin_math.symbolic_child 2147483648
+echo '["\\\\frac{1}{2}", "0.5", 3]' | python -m forge_plugin_math.symbolic_child 2147483648
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -31,8 +33,11 @@ def main() -> None:
 
     print("ready", file=output, flush=True)
     for line in sys.stdin:
-        gold, answer = json.loads(line)
+        gold, answer, timeout_s = json.loads(line)
+        # The parent kills a late child; the alarm does if the parent is gone. Its default action needs no Python.
+        signal.alarm(math.ceil(timeout_s) + 1)
         right = verify(parsed(gold), parsed(answer), timeout_seconds=None)
+        signal.alarm(0)
         print(int(right), file=output, flush=True)
 
 
