@@ -69,7 +69,7 @@ async def generator(folder: str, tmp_path_factory: pytest.TempPathFactory) -> As
     async with Session(log_dir=str(run_dir)) as session:
         handle = await start(session, config, context(folder, run_dir))
         yield handle
-        await handle.stop.call()
+        await handle.release.call()
 
 
 @pytest.fixture(scope="module")

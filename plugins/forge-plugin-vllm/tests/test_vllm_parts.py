@@ -10,7 +10,7 @@ import pytest
 import torch
 from forge_plugin_vllm import environment as env
 from forge_plugin_vllm.arguments import engine_arguments
-from forge_plugin_vllm.checkpoint import check_names, expected_shapes
+from forge_plugin_vllm.checkpoint import check_names, expected_shapes, kv_bytes_per_token
 from forge_plugin_vllm.checks import findings
 from forge_plugin_vllm.config import VLLMConfig
 from forge_plugin_vllm.outputs import completions_of
@@ -51,6 +51,24 @@ def test_kv_cache_is_a_quarter_of_the_free_memory_up_to_4_gib() -> None:
     assert kv_cache_bytes(VLLMConfig(), 8 << 30) == 2 << 30
     assert kv_cache_bytes(VLLMConfig(), 100 << 30) == 4 << 30
     assert kv_cache_bytes(VLLMConfig(kv_cache_gb=6), 100 << 30) == 6 << 30
+
+
+def test_kv_cache_is_not_larger_than_the_run_can_use(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}'
+    )
+    assert kv_bytes_per_token(str(tmp_path), 2) == 2 * 30 * 3 * 64 * 2
+    made = engine_arguments(
+        VLLMConfig(), model_path=str(tmp_path), max_model_len=480, device="cpu", seed=0, sequences=64
+    )
+    assert made["kv_cache_memory_bytes"] <= 64 * 512 * 46080
+    assert kv_cache_bytes(VLLMConfig(), 100 << 30, 1 << 30) == 1 << 30
+    assert kv_cache_bytes(VLLMConfig(), 100 << 30, 1) == 256 << 20
+
+
+def test_kv_size_of_another_kind_of_model_is_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"n_layer": 2}')
+    assert kv_bytes_per_token(str(tmp_path), 2) is None
 
 
 def test_too_large_kv_cache() -> None:

@@ -57,6 +57,7 @@ class VLLMGenerator(ForgeActor):
             seed=context.config.training.seed if config.seed is None else config.seed,
             procs=context.procs,
             shared=service is not None and service.colocate_with is not None,
+            sequences=None if context.plan is None else _sequences(context),
         )
         opening = Opening(
             lock=context.lock,
@@ -85,7 +86,13 @@ class VLLMGenerator(ForgeActor):
         return dict(self.engine.metrics())
 
     @endpoint
-    async def stop(self) -> None:
-        """Free the model."""
+    async def release(self) -> None:
+        """Free the model; the process stays. (Monarch's meshes have a `stop` of their own.)"""
         if self.engine is not None:
             await self.engine.stop()
+
+
+def _sequences(context: Any) -> int:
+    """Responses that the loop keeps in flight at most."""
+    training = context.config.training
+    return int(training.batch_size * context.plan.sampling.n * (1 + training.max_policy_age))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from forge_host.builtin.transports.memory import available_bytes
+from forge_plugin_vllm.checkpoint import kv_bytes_per_token
 from forge_plugin_vllm.config import VLLMConfig
 from forge_plugin_vllm.startup import kv_cache_bytes
 
@@ -21,6 +22,7 @@ def engine_arguments(
     seed: int,
     procs: int = 1,
     shared: bool = False,
+    sequences: int | None = None,
 ) -> dict[str, Any]:
     """Arguments by name; `config.engine_args` comes last and wins.
 
@@ -30,6 +32,7 @@ def engine_arguments(
         seed: of sampling.
         procs: devices that split the model (tensor parallel).
         shared: another role uses the same GPU.
+        sequences: most responses in flight; bounds the KV cache on a CPU. None if not known.
 
     Raises:
         UsageError: the KV cache does not fit into memory.
@@ -54,7 +57,20 @@ def engine_arguments(
         "gpu_memory_utilization": config.gpu_memory_utilization or (0.4 if shared else 0.9),
     }
     if on_cpu:
-        chosen["kv_cache_memory_bytes"] = kv_cache_bytes(config, available_bytes())
+        chosen["kv_cache_memory_bytes"] = kv_cache_bytes(config, available_bytes(), _most(chosen, sequences))
     elif config.kv_cache_gb is not None:
         chosen["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
     return {name: value for name, value in {**chosen, **config.engine_args}.items() if value is not None}
+
+
+def _most(chosen: dict[str, Any], sequences: int | None) -> int:
+    """Bytes of keys and values when every sequence is as long as it may be, each with a last block of its own."""
+    size = 4 if chosen["dtype"] == "float32" else 2
+    per_token = kv_bytes_per_token(chosen["model"], size) if sequences is not None else None
+    if per_token is None or sequences is None:
+        return 4 << 30
+    return (
+        min(sequences, int(chosen["max_num_seqs"]))
+        * (int(chosen["max_model_len"]) + int(chosen["block_size"]))
+        * per_token
+    )

@@ -31,6 +31,17 @@ def ties_embeddings(model_path: str) -> bool:
     return bool(json.loads((Path(model_path) / "config.json").read_text()).get("tie_word_embeddings"))
 
 
+def kv_bytes_per_token(model_path: str, dtype_bytes: int) -> int | None:
+    """Size of one token's keys and values over all layers; None when the model's configuration is not llama-like."""
+    config = json.loads((Path(model_path) / "config.json").read_text())
+    try:
+        layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        return int(2 * layers * config.get("num_key_value_heads", heads) * width * dtype_bytes)
+    except KeyError:
+        return None
+
+
 def check_names(expected: Mapping[str, Shape], received: Iterable[tuple[str, Shape]], *, tied: bool) -> None:
     """Every expected tensor, no other, each of the right shape.
 

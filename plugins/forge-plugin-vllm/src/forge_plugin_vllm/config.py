@@ -44,8 +44,8 @@ class VLLMConfig:
     )
     kv_cache_gb: float | None = field(
         default=None,
-        help="memory of the KV cache; null is what gpu_memory_utilization leaves, on CPU a quarter of the free memory, "
-        "at most 4",
+        help="memory of the KV cache; null is what gpu_memory_utilization leaves, on CPU what the run can use, at most "
+        "a quarter of the free memory and 4",
         unit="GiB",
         validator=optional(gt(0)),
     )

@@ -22,6 +22,7 @@ cached keys and values from before it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import queue
 import threading
@@ -155,10 +156,15 @@ class VLLMEngine:
                     self._die(RunError(f"vLLM failed: {type(error).__name__}: {error}", where="generator"))
 
     def _load(self) -> None:
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        gc.disable()  # vLLM imports a few thousand modules; collecting among them costs seconds
+        try:
+            from vllm import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
+            gc.freeze()
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
+        finally:
+            gc.enable()
         self._engine.engine_core.set_weight_version(str(self.version))
         if self.opening is not None:
             self._engine.collective_rpc("forge_open", args=(self.opening,))

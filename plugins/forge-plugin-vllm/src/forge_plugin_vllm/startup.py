@@ -46,14 +46,14 @@ def check_version(found: str, *, allow_untested: bool) -> None:
         )  # fmt: skip
 
 
-def kv_cache_bytes(config: VLLMConfig, available: int) -> int:
-    """Memory of the KV cache on a CPU.
+def kv_cache_bytes(config: VLLMConfig, available: int, most: int = 4 << 30) -> int:
+    """Memory of the KV cache on a CPU; `most` is what the run can use.
 
     Raises:
         UsageError: more was asked for than the machine has free.
     """
     if config.kv_cache_gb is None:
-        return min(available // 4, 4 << 30)
+        return min(available // 4, max(most, 256 << 20), 4 << 30)
     asked = int(config.kv_cache_gb * 2**30)
     if asked > available:
         raise UsageError(

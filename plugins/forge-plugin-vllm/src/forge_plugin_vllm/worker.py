@@ -83,7 +83,7 @@ class WorkerExtension:
             digest = weights_digest((name, tensor_digest(tensor)) for name, tensor in held) if checksum else ""
             fetched = time.perf_counter()
             self.model_runner.reload_weights(weights_iterator=iter(held), is_checkpoint_format=True)
-            self._forge_repack_head()
+            self._forge_tie_head()
             self._forge_synchronize()  # the tensors are the transport's again after this
             if next(tensors, None) is not None:
                 raise RunError(f"version {receipt.version} came with more than its {receipt.num_tensors} tensors")
@@ -93,19 +93,22 @@ class WorkerExtension:
     def forge_close(self) -> None:
         self.forge_transport.close()
 
-    def _forge_repack_head(self) -> None:
-        """Pack a tied output embedding again.
+    def _forge_tie_head(self) -> None:
+        """Give a tied output embedding the packed matrix of the input embedding.
 
-        vLLM 0.32's reload replaces the matrix it shares with the input embedding, but not the packed copy that its CPU
-        kernels read, so the output layer would silently keep the first weights.
+        vLLM 0.32 packs both for its CPU kernels at start; its reload packs the input embedding's again, which is used
+        for nothing, but not the output's, which would silently keep the first weights.
         """
         if self.model_runner.device.type != "cpu" or not self.forge_opening.tied:
             return
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-        for layer in self.model_runner.get_model().modules():
-            if isinstance(layer, ParallelLMHead):
-                layer.quant_method.process_weights_after_loading(layer)
+        layers = [m for m in self.model_runner.get_model().modules() if isinstance(m, VocabParallelEmbedding)]
+        for head in (layer for layer in layers if isinstance(layer, ParallelLMHead)):
+            inputs = [m for m in layers if m is not head and m.weight is head.weight and hasattr(m, "cpu_linear")]
+            if len(inputs) != 1:
+                raise RuntimeError(f"the output embedding is tied to {len(inputs)} input embeddings, expected 1")
+            head.cpu_linear = inputs[0].cpu_linear
 
     def _forge_synchronize(self) -> None:
         import torch
