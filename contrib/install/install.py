@@ -63,11 +63,9 @@ def requirement_name(requirement: str) -> str:
 
 
 def local_projects() -> list[str]:
-    """Folders installed editable: the host, every plugin, and the model source of the quickstart."""
-    plugins = sorted(glob.glob(os.path.join(REPO, "plugins", "*", "pyproject.toml")))
-    smollm2 = os.path.join(REPO, "contrib", "forge-plugin-smollm2", "pyproject.toml")
-    files = [os.path.join(REPO, "pyproject.toml"), *plugins, *([smollm2] if os.path.exists(smollm2) else [])]
-    return [os.path.dirname(path) for path in files]
+    """Folders installed editable: the host, every plugin, and the packages under contrib/."""
+    others = (sorted(glob.glob(os.path.join(REPO, folder, "*", "pyproject.toml"))) for folder in ("plugins", "contrib"))
+    return [REPO, *(os.path.dirname(path) for paths in others for path in paths)]
 
 
 def collected_requirements(projects: list[str]) -> list[str]:

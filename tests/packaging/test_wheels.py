@@ -34,8 +34,9 @@ def test_host_wheel_has_its_data_and_nothing_else(wheels):
     assert points["pytest11"]["forge_host"] == "forge_host.testing.plugin"
 
 
-@pytest.mark.parametrize("name", PROJECTS)
+@pytest.mark.parametrize("name", [name for name in PROJECTS if name != "forge-reward-brevity"])
 def test_wheel_metadata(wheels, name):
+    """All but the example, which shows how little a third party has to write."""
     files = contents(wheels[name])
     metadata = email.message_from_bytes(next(text for path, text in files.items() if path.endswith("/METADATA")))
     assert metadata["Name"] == name
@@ -52,7 +53,7 @@ def test_plugin_wheel_is_typed_and_has_no_tests(wheels, name):
     files = contents(wheels[name])
     package = name.replace("-", "_")
     assert f"{package}/py.typed" in files
-    assert not [path for path in files if "test" in path.split("/")[-1]]
+    assert not [path for path in files if path.split("/")[-1].startswith(("test_", "conftest"))]
 
 
 def test_host_alone_lists_no_plugin(host_site: Site):
@@ -89,7 +90,29 @@ def test_plugin_alone_with_the_host(wheels, others, tmp_path, name):
     loaded = site.python("-c", code)
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout.strip() == "loaded []"
-    assert site.forge_host("plugins", "validate", plugin).returncode == 0
+    validated = site.forge_host("plugins", "validate", plugin)
+    assert validated.returncode == 0, validated.stdout + validated.stderr
+
+
+def test_example_reward_is_used_by_name_after_installing_its_wheel(wheels, others, tmp_path):
+    """A third party's wheel, installed beside the host and the quickstart's plugins; nothing else changes."""
+    site = Site(tmp_path / "site", others)
+    quickstart = ["grpo", "math", "vllm", "titan", "smollm2"]
+    site.install(*(wheels[name] for name in ("forge-host", *(f"forge-plugin-{name}" for name in quickstart))))
+    chosen = ["quickstart", "--plugins", ",".join([*quickstart, "brevity"])]
+    chosen += ["--set", "rewards=[math, {use: brevity, weight: 0.1, budget: 24}]"]
+    before = site.forge_host("config", "show", *chosen)
+    assert before.returncode == 3
+    assert "plugin `brevity` is not installed" in before.stderr
+    site.install(wheels["forge-reward-brevity"])
+    after = site.forge_host("config", "show", *chosen)
+    assert after.returncode == 0, after.stderr
+    assert "brevity" in after.stdout and "budget: 24" in after.stdout
+    code = (
+        "from forge_host.testing import load_component\n"
+        "print(load_component('reward', 'brevity', {'budget': 10})(length=5))\n"
+    )
+    assert site.python("-c", code).stdout.strip() == "0.5"
 
 
 def names(text):
