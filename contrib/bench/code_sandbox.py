@@ -2,9 +2,9 @@
 
     python contrib/bench/code_sandbox.py --isolation bwrap --workers 2 --seconds 5
 
-Prints one JSON object a kind of test. `verdict` is a whole call of the reward with a warm pool: fresh namespaces, the
-program, comparison. `cold start` is a new sandbox from nothing to ready, which only happens before the first verdict and
-after a program has ended its sandbox.
+Prints one JSON object a kind of test. A verdict is a whole call of the reward with a warm pool: fresh namespaces, the
+program, comparison. `cpu_ms` is processor time a verdict, all processes together, start-up included. `cold_start_ms` is
+a new sandbox from nothing to ready: before the first verdict, and after a program has ended its sandbox.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import threading
 import time
 from typing import Any
 
 from forge_plugin_code.isolation import Settings, choose
-from forge_plugin_code.pool import Sandbox
+from forge_plugin_code.pool import Sandbox, close_pools
 from forge_plugin_code.reward import CodeReward
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,9 +35,8 @@ def main() -> None:
     arguments = parser.parse_args()
     mode = choose(Settings(isolation=arguments.isolation))
     print(json.dumps({"isolation": mode, "workers": arguments.workers, "cpus": os.cpu_count(), **cold_start(mode)}))
-    reward = CodeReward(isolation=mode, workers=arguments.workers)
     for kind in KINDS:
-        print(json.dumps(measure(reward, kind, arguments.workers, arguments.seconds)))
+        print(json.dumps(measure(mode, kind, arguments.workers, arguments.seconds)))
 
 
 def cold_start(mode: str, count: int = 10) -> dict[str, float]:
@@ -51,7 +51,15 @@ def cold_start(mode: str, count: int = 10) -> dict[str, float]:
     return {"cold_start_ms": round(sorted(times)[count // 2] * 1e3, 1)}
 
 
-def measure(reward: CodeReward, kind: str, workers: int, seconds: float) -> dict[str, Any]:
+def cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def measure(mode: str, kind: str, workers: int, seconds: float) -> dict[str, Any]:
+    before = cpu_seconds()
+    reward = CodeReward(isolation=mode, workers=workers)
     code, metadata = KINDS[kind]
     response = f"```python\n{code}\n```"
     times: list[float] = []
@@ -66,6 +74,7 @@ def measure(reward: CodeReward, kind: str, workers: int, seconds: float) -> dict
                 wrong.append(str(result))
 
     work(time.perf_counter() + 0.5)  # the pool is up after this
+    warm_up = len(times)
     times.clear()
     begin = time.perf_counter()
     threads = [threading.Thread(target=work, args=(begin + seconds,)) for _ in range(workers)]
@@ -74,11 +83,15 @@ def measure(reward: CodeReward, kind: str, workers: int, seconds: float) -> dict
     for thread in threads:
         thread.join()
     elapsed = time.perf_counter() - begin
+    close_pools()  # ends the sandboxes, so that their processor time is counted
+    spent = cpu_seconds() - before
+    count = warm_up + len(times)
     times.sort()
     return {
         "tests": kind,
         "verdicts": len(times),
         "wrong": wrong[:3],
+        "cpu_ms": round(spent / count * 1e3, 1),
         "verdicts_per_s": round(len(times) / elapsed, 1),
         "p50_ms": round(times[len(times) // 2] * 1e3, 1),
         "p95_ms": round(times[len(times) * 95 // 100] * 1e3, 1),

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from forge_plugin_code.isolation import Settings, choose
 
 from forge_host.api import PluginError
-from forge_plugin_code.isolation import Settings, choose
 
 
 @pytest.fixture(params=["bwrap", "namespaces"])

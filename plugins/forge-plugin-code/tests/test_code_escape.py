@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from forge_plugin_code.reward import CodeReward
 
 from forge_host.api import RewardResult
-from forge_plugin_code.reward import CodeReward
 
 
 def grade(isolation: str, program: str, metadata: dict[str, object] | None = None, **config: object) -> RewardResult:
-    reward = CodeReward(isolation=isolation, **{"timeout_s": 8.0, "workers": 1, **config})
+    reward = CodeReward(isolation=isolation, **{"timeout_s": 8.0, "total_s": 30.0, "workers": 1, **config})
     response = f"```python\n{textwrap.dedent(program)}\n```"
     result = reward(response=response, metadata=metadata or {"inputs": [""], "outputs": ["contained"]})
     assert result is not None
@@ -144,7 +144,15 @@ def test_attempt_is_contained(isolation: str, name: str) -> None:
 def test_host_files_are_not_there(isolation: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("the secret")
-    paths = [str(secret), "/etc/passwd", "/etc/hostname", __file__, str(Path.home()), "/proc/self/environ", "/proc/1/mem"]
+    paths = [
+        str(secret),
+        "/etc/passwd",
+        "/etc/hostname",
+        __file__,
+        str(Path.home()),
+        "/proc/self/environ",
+        "/proc/1/mem",
+    ]
     paths += ["/sys", "/dev/shm", "/var", "/run", "/old", "/home", os.getcwd()]
     runtime = Path(sys.executable).resolve().parts  # its path leads through folders that hold nothing else
     program = f"""
@@ -262,7 +270,9 @@ def test_is_ended_and_gets_0(isolation: str, name: str) -> None:
 def test_nothing_stays_for_the_next_program(isolation: str) -> None:
     grade(isolation, "open('/tmp/left', 'w').write('x'); import builtins; builtins.left = 1")
     for _ in range(3):  # whichever sandbox comes next
-        program = "import os, builtins; print('contained' if not os.listdir('/tmp') and not hasattr(builtins, 'left') else 1)"
+        program = (
+            "import os, builtins; print('contained' if not os.listdir('/tmp') and not hasattr(builtins, 'left') else 1)"
+        )
         assert grade(isolation, program).value == 1.0
 
 

@@ -4,7 +4,7 @@
     read_cases({"tests": ["assert add(1, 2) == 3"]}, None)               # AssertCases
 
 Looked for in this order (README has the table): `input_output`, `inputs` with `outputs`, `tests`, `test_list`, `test`;
-then the target, as JSON of any of these or as Python.
+then the target, as JSON of any of these or as Python that asserts; any other target is none of ours.
 """
 
 from __future__ import annotations
@@ -54,12 +54,19 @@ def _from_target(target: str | None) -> Mapping[str, Any]:
     try:
         data = json.loads(target)
     except json.JSONDecodeError:
-        return {"test": target}
+        return {"test": target} if _can_fail(target) else {}
     if isinstance(data, list):
         return {"tests": data}
-    if not isinstance(data, dict):
-        raise CasesError(f"the target is JSON but neither an object nor a list: {target[:80]}")
-    return data
+    return data if isinstance(data, dict) else {}
+
+
+def _can_fail(code: str) -> bool:
+    """Whether a text is Python that tests something; other texts are targets of another kind."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, (ast.Assert, ast.Raise)) or "assert" in getattr(node, "attr", "") for node in nodes)
 
 
 def _from_fields(fields: Mapping[str, Any]) -> StdioCases | AssertCases | None:
@@ -76,6 +83,8 @@ def _from_fields(fields: Mapping[str, Any]) -> StdioCases | AssertCases | None:
         if isinstance(value, Mapping):
             return _from_fields({"entry_point": entry_point, **value})
         if isinstance(value, str):
+            if not _can_fail(value):
+                raise CasesError(f"field `{name}` of the prompt's metadata is no Python that asserts: {value[:80]!r}")
             return AssertCases((_with_check(value, entry_point),), setup, entry_point)
         if not isinstance(value, Sequence) or not value:
             raise CasesError(f"field `{name}` of the prompt's metadata holds no tests: {value!r:.80}")
@@ -102,7 +111,7 @@ def _from_objects(name: str, items: Sequence[Any], setup: str, entry_point: str 
     for number, item in enumerate(items):
         if not isinstance(item, Mapping) or "input" not in item or "output" not in item:
             raise CasesError(f"item {number} of `{name}` is neither Python nor an object with `input` and `output`")
-    called = [item.get("fn_name") or entry_point for item in items]
+    called = [str(item.get("fn_name") or entry_point or "") for item in items]
     if any(called):
         if not all(called):
             raise CasesError(f"some items of `{name}` have `fn_name` and some have none")
@@ -122,7 +131,9 @@ def _plain(value):
 
 def _call(function: str, arguments: Any, expected: Any) -> str:
     """A test that calls `function`, or the method of that name of a class `Solution`, with a list of arguments."""
-    arguments, expected = _maybe_json(arguments), _maybe_json(expected)
+    if isinstance(arguments, str):  # one argument a line
+        arguments = [_value(line) for line in arguments.splitlines() if line.strip()]
+    expected = _value(expected)
     if not function.isidentifier():
         raise CasesError(f"`{function}` is not the name of a function")
     if not isinstance(arguments, list):
@@ -172,6 +183,14 @@ def _maybe_json(value: Any) -> Any:
         except json.JSONDecodeError:
             return value
     return value
+
+
+def _value(text: Any) -> Any:
+    """The value of a text that is JSON."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except json.JSONDecodeError:
+        return text
 
 
 def _lines(value: Any) -> str:

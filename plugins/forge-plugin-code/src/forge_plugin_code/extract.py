@@ -1,6 +1,6 @@
 """The program in a reply.
 
-    find_code("Sure:\\n```python\\nprint(1)\\n```", "fence")     # "print(1)\\n"
+find_code("Sure:\\n```python\\nprint(1)\\n```", "fence")     # "print(1)\\n"
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def find_code(response: str, where: str) -> str | None:
 
     Args:
         where: "fence" takes the last closed Markdown block marked python, py, python3 or not at all; "whole" takes the
-            whole reply; "either" takes the block if there is one, else the whole reply. In all of them only what follows
-            the last `</think>` counts.
+            whole reply; "either" takes the block if there is one, else the whole reply. In all of them only what
+            follows the last `</think>` counts.
     """
     reply = response.rpartition("</think>")[2]
     code = _last_block(reply) if where != "whole" else None
@@ -28,7 +28,8 @@ def find_code(response: str, where: str) -> str | None:
 
 
 def _last_block(text: str) -> str | None:
-    found, open_fence, language, lines = None, "", "", []
+    found, open_fence, language = None, "", ""
+    lines: list[str] = []
     for line in text.splitlines(keepends=True):
         mark = _FENCE.match(line)
         if not open_fence:

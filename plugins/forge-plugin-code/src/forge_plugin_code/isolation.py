@@ -18,7 +18,7 @@ from pathlib import Path
 
 import attrs
 
-from forge_host.api import PluginError
+from forge_host.api import PluginError, UsageError
 from forge_plugin_code.inside.namespaces import DEVICES, USER
 
 MODES = ("bwrap", "namespaces", "none")
@@ -48,9 +48,8 @@ def start_command(mode: str, settings: Settings) -> list[str]:
     python = str(Path(sys.executable).resolve())
     inside = mode == "bwrap"
     code = "/forge" if inside else str(_HERE)
-    spec = json.dumps(
-        {"binds": binds, "links": links, "tmp_bytes": TMP_BYTES, "code": code, "path": list(settings.packages)}
-    )
+    path = [_place(n) if mode != "none" else folder for n, folder in enumerate(settings.packages)]
+    spec = json.dumps({"binds": binds, "links": links, "tmp_bytes": TMP_BYTES, "code": code, "path": path})
     run = [python, "-s", "-S", "-P", "-B", "-c", _START.format(code), mode, spec]
     if not inside:
         return run
@@ -115,11 +114,20 @@ def _runtime(packages: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]
             binds.append([path, path])
     python = str(Path(sys.executable).resolve())
     standard = sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix, "base": sys.base_prefix})
-    wanted = [python, standard, *packages]
+    wanted = [python, standard]
     library = sysconfig.get_config_var("INSTSONAME")
     if library and (shared := Path(sys.base_prefix, "lib", library)).exists():
         wanted.append(str(shared))
     for path in wanted:
         if not any(path == there or path.startswith(f"{there}/") for there, _ in binds):
             binds.append([path, path])
+    for number, folder in enumerate(packages):
+        if not os.path.isdir(folder):
+            raise UsageError(f"`packages` of the reward `code` names {folder}, which is no folder")
+        binds.append([os.path.realpath(folder), _place(number)])
     return binds, links
+
+
+def _place(number: int) -> str:
+    """Where the sandbox sees a folder of `packages`: not at its own path, which may be below /tmp."""
+    return f"/packages/{number}"

@@ -1,10 +1,11 @@
 """Sandboxes that are already up and waiting, so that a verdict costs milliseconds.
 
     pool = pool_for(Settings(), workers=2)
-    with pool.slot(), pool.sandbox() as sandbox:
+    with pool.slot(2.0), pool.sandbox() as sandbox:
         sandbox.start_job({"kind": "stdio", "code": "print(input())", "limits": limits})
 
-A sandbox that did its job and says so goes back and gives the next job fresh namespaces; any other is killed and replaced.
+A sandbox that did its job and says so goes back and gives the next job fresh namespaces; any other is killed and
+replaced.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Sandbox:
         try:
             self._process = subprocess.Popen(
                 start_command(mode, settings),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 env=ENVIRONMENT | ({"PATH": os.environ.get("PATH", os.defpath)} if mode == "bwrap" else {}),
@@ -111,7 +112,7 @@ class Pool:
 
     def __init__(self, settings: Settings, workers: int) -> None:
         self.mode = choose(settings)
-        self._settings = settings
+        self._settings, self.process = settings, os.getpid()
         self._slots = threading.Semaphore(workers)
         self._idle: queue.Queue[Sandbox | SandboxError] = queue.Queue()
         self._orders: queue.Queue[bool] = queue.Queue()
@@ -123,10 +124,14 @@ class Pool:
         self._starter.start()
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Waits for a turn."""
-        with self._slots:
+    def slot(self, wait_s: float) -> Iterator[None]:
+        """Waits for a turn. SandboxError when there is none in time."""
+        if not self._slots.acquire(timeout=wait_s):
+            raise SandboxError(f"no sandbox was free in {wait_s:g} s; raise `workers` or `wait_s` of the reward `code`")
+        try:
             yield
+        finally:
+            self._slots.release()
 
     @contextmanager
     def sandbox(self) -> Iterator[Sandbox]:
@@ -175,6 +180,7 @@ class Pool:
 
 
 _LOCK = threading.Lock()
+_POOLS: list[Pool] = []
 
 
 def pool_for(settings: Settings, workers: int) -> Pool:
@@ -183,8 +189,18 @@ def pool_for(settings: Settings, workers: int) -> Pool:
         return _pool(settings, workers, os.getpid())
 
 
+@atexit.register
+def close_pools() -> None:
+    """Ends this process's sandboxes; the next verdict starts others."""
+    with _LOCK:
+        for pool in [pool for pool in _POOLS if pool.process == os.getpid()]:
+            pool.close()
+            _POOLS.remove(pool)
+        _pool.cache_clear()
+
+
 @lru_cache
 def _pool(settings: Settings, workers: int, _pid: int) -> Pool:
     pool = Pool(settings, workers)
-    atexit.register(pool.close)
+    _POOLS.append(pool)
     return pool

@@ -1,6 +1,7 @@
 """`code`: 1 if the program in the reply passes the prompt's tests, run in a sandbox.
 
-    CodeReward()(response="```python\\nprint(int(input()) + 1)\\n```", metadata={"inputs": ["1"], "outputs": ["2"]}).value
+    tests = {"inputs": ["1"], "outputs": ["2"]}
+    CodeReward()(response="```python\\nprint(int(input()) + 1)\\n```", metadata=tests).value       # 1.0
 
 A program that fails, crashes, hangs or breaks a limit is 0. A sandbox that does not work, or tests that cannot be read,
 raise: that is no verdict. The first call starts the sandboxes.
@@ -36,15 +37,17 @@ class CodeReward:
     partial_credit: bool = field(default=False, help="the share of passed tests instead of all or nothing")
     compare: str = field(
         default="lines",
-        help="how printed output is compared: lines (ignoring blanks at ends), tokens (words, numbers within tolerance), "
-        "exact",
+        help="how output is compared: lines (blanks at ends ignored), tokens (words, numbers within tolerance), exact",
         validator=in_(COMPARISONS),
     )
     tolerance: float = field(default=1e-6, help="for numbers when comparing tokens", validator=ge(0.0))
     timeout_s: float = field(
-        default=10.0, help="wall-clock and CPU time of one run of the program", unit="s", validator=gt(0)
+        default=3.0, help="wall-clock and CPU time of one run of the program", unit="s", validator=gt(0)
     )
-    total_s: float = field(default=30.0, help="wall-clock time of all tests of one reply", unit="s", validator=gt(0))
+    total_s: float = field(default=6.0, help="wall-clock time of all tests of one reply", unit="s", validator=gt(0))
+    wait_s: float = field(
+        default=2.0, help="wait for a free sandbox; longer is an error, not a grade", unit="s", validator=gt(0)
+    )
     memory_mb: int = field(default=512, help="address space of the program", unit="MiB", validator=ge(64))
     output_kb: int = field(default=1024, help="what the program may print", unit="KiB", validator=ge(1))
     packages: tuple[str, ...] = field(
@@ -52,7 +55,7 @@ class CodeReward:
         help="folders the program may also import from, read-only (say a site-packages with numpy)",
         converter=tuple,
     )
-    workers: int = field(default=0, help="replies graded at the same time; 0 is one a CPU", validator=ge(0))
+    workers: int = field(default=0, help="replies graded at the same time; 0 is two a CPU", validator=ge(0))
     isolation: str = field(
         default="auto",
         help="bwrap, namespaces, none (with allow_unsafe), or auto: the first that works",
@@ -69,7 +72,7 @@ class CodeReward:
 
         Raises:
             CasesError: the prompt's tests cannot be read or do not work by themselves.
-            SandboxError: a sandbox did not work.
+            SandboxError: a sandbox did not work, or none was free in `wait_s`.
             PluginError: code cannot be isolated on this machine.
         """
         cases = read_cases(metadata, target)
@@ -78,8 +81,8 @@ class CodeReward:
         code = find_code(response, self.code_from)
         if code is None:
             return RewardResult(0.0, {"passed": 0.0, "has_code": 0.0}, "no code in the reply")
-        pool = pool_for(self.settings, self.workers or os.cpu_count() or 1)
-        with pool.slot():
+        pool = pool_for(self.settings, self.workers or 2 * (os.cpu_count() or 1))
+        with pool.slot(self.wait_s):
             if isinstance(cases, StdioCases):
                 result = run_stdio(pool, code, cases, self)
             else:

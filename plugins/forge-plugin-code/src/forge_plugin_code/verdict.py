@@ -19,7 +19,7 @@ from forge_plugin_code.pool import START_S, Pool, Sandbox, SandboxError
 if TYPE_CHECKING:
     from forge_plugin_code.reward import CodeReward
 
-GRACE_S = 5.0  # for the sandbox to report what it ended itself, on a loaded machine
+GRACE_S = 1.0  # for the sandbox to report what it ended itself
 Outcome = tuple[int, int, str]
 
 
@@ -74,7 +74,7 @@ def run_asserts(pool: Pool, code: str, cases: AssertCases, config: CodeReward) -
                 raise CasesError(f"the process of the tests ended early: {event['errors'].strip()[-200:]}")
             note = note or _failure(event)
         if event["why"] != "time":
-            _outcome(candidate, time.monotonic() + 1.0)  # it ends when the tests' process has
+            _outcome(candidate, time.monotonic() + GRACE_S)  # it ends when the tests' process has
         return passed, len(cases.units), note
 
 

@@ -1,7 +1,7 @@
 """The process of the tested code: runs it, then lets the tests' process call what it defined.
 
-It gets arguments and gives results; the tests, and the values they expect, are in another sandbox. So it does not matter
-what the code does to built-ins, `__eq__`, this module or the socket: it can only send values, as any answer would.
+It gets arguments and gives results; the tests, and the values they expect, are in another sandbox. So it is all the
+same what the code does to built-ins, `__eq__`, this module or the socket: it can only send values, as any answer would.
 """
 
 from __future__ import annotations

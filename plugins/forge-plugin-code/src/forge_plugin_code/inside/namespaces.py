@@ -46,7 +46,7 @@ def enter(spec: dict[str, Any]) -> None:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
     check(libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
     mount(libc, None, "/", None, MS_REC | MS_PRIVATE)
-    # The new root is a tmpfs over /tmp; pivoting leaves the old root at /old, whatever lies under the real /tmp included.
+    # The new root is a tmpfs over /tmp; pivoting leaves the old root at /old, with whatever the real /tmp holds.
     mount(libc, "tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
     os.mkdir("/tmp/old")
     check(libc.pivot_root(b"/tmp", b"/tmp/old"), "pivot_root")
@@ -97,8 +97,5 @@ def _bind(libc: ctypes.CDLL, source: str, target: str, attributes: int) -> None:
         open(target, "w").close()
     mount(libc, old, target, None, MS_BIND | MS_REC)
     wanted = _MountAttr(set=attributes)
-    done = libc.syscall(
-        SYS_MOUNT_SETATTR, -1, target.encode(), AT_RECURSIVE, ctypes.byref(wanted), ctypes.c_size_t(32)
-    )
+    done = libc.syscall(SYS_MOUNT_SETATTR, -1, target.encode(), AT_RECURSIVE, ctypes.byref(wanted), ctypes.c_size_t(32))
     check(done, f"mount_setattr {target}")
-

@@ -7,8 +7,8 @@ One job is one response. Processes, each the parent of the next:
     program   limits, seccomp filter, then the tested code or the tests; cannot see, signal or trace the ones above
 Where a sandbox may not make further namespaces, it is its own watcher, serves one job and ends.
 
-Jobs, as `wire` messages: {"kind": "stdio" | "candidate" | "tests", "code", "limits", ...}; the last two come with one end
-of a socket pair that joins them. After {"event": "started"} whatever happens is the program's doing.
+Jobs, as `wire` messages: {"kind": "stdio" | "candidate" | "tests", "code", "limits", ...}; the last two come with one
+end of a socket pair that joins them. After {"event": "started"} whatever happens is the program's doing.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def watch(sock: socket.socket, job: dict[str, Any], fds: list[int]) -> None:
         return
     wire.send(sock, {"event": "started"})
     while "input" in (message := wire.receive(sock)):
-        wire.send(sock, {"event": "ran", **_run(sock, job, [], message["input"].encode(), limits)})
+        wire.send(
+            sock, {"event": "ran", **_run(sock, job, [], message["input"].encode(errors="surrogateescape"), limits)}
+        )
 
 
 def _run(

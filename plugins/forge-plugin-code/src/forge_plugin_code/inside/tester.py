@@ -1,7 +1,8 @@
 """The tests' process: runs test code in which the names of the tested code are stand-ins that call another sandbox.
 
 Results come back as plain data of exact built-in types, so every comparison with an expected value happens here, on
-objects that the tested code never touched. Its own objects (class instances, generators) stay there; here is a `Remote`.
+objects that the tested code never touched. Its own objects (class instances, generators) stay there; here is a
+`Remote`.
 A `Remote` never passes the other side of a comparison or of arithmetic on, unless that is the tested code's own object:
 otherwise a result could learn the expected value in its `__eq__` or `__sub__` and agree with it.
 """
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .wire import Peer, decode, encode
-
 
 _ALIASES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas"}
 
@@ -152,7 +152,11 @@ class Tester:
         for name, value in list(self.namespace.items()):
             if before.get(name) is value or isinstance(value, Remote):
                 continue
-            if isinstance(value, types.FunctionType) and name.startswith("test") and not inspect.signature(value).parameters:
+            if (
+                isinstance(value, types.FunctionType)
+                and name.startswith("test")
+                and not inspect.signature(value).parameters
+            ):
                 value()
             elif isinstance(value, type) and any(c.__module__.startswith("unittest.") for c in value.__mro__[1:]):
                 _run_unittest(value)
@@ -213,7 +217,9 @@ class Tester:
         if isinstance(value, Remote):
             return ["yours", value._body[1]]
         if not callable(value):
-            raise NotGradable(f"the tests pass a {type(value).__name__} to the tested code; only plain data can be passed")
+            raise NotGradable(
+                f"the tests pass a {type(value).__name__} to the tested code; only plain data can be passed"
+            )
         self._callbacks.append(value)
         return ["function", len(self._callbacks) - 1]
 

@@ -4,8 +4,9 @@
     send(left, {"run": ""}); receive(right)              # {"run": ""}
     decode(encode((1, {2}), None), None)                 # (1, {2})
 
-Why not pickle: it runs code. Values cross as data of exact built-in types; everything else stays where it is and crosses
-as a numbered handle. Sub-classes of built-in types (named tuples, counters, `int` with a cunning `__eq__`) lose their class.
+Why not pickle: it runs code. Values cross as data of exact built-in types; everything else stays where it is and
+crosses as a numbered handle. Sub-classes of built-in types (named tuples, counters, `int` with a cunning `__eq__`) lose
+their class.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 
 MAX_MESSAGE = 64 * 1024 * 1024  # bytes
 _EXACT = (type(None), bool, int, float, str)
-_TYPES = {t.__name__: t for t in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type(None))}
+_TYPES: dict[str, type] = {
+    cls.__name__: cls for cls in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+}
 _NUMBERS = {"Decimal": "decimal", "Fraction": "fractions"}
 Export = Callable[[Any], list[Any]] | None
 Import = Callable[[list[Any]], Any] | None
