@@ -32,6 +32,7 @@ from forge_host.plugins.validate import to_plain, validate
 from forge_host.types import AlgorithmParts, Kind, Use
 
 #: Field names that say they are a quantity; such a number needs a unit.
+_NUMBER = re.compile(r"\b(int|float)\b")
 _QUANTITY = re.compile(r"(^|_)(s|ms|seconds|timeout|deadline|tokens|bytes|mb|gb|gib)$")
 
 
@@ -137,7 +138,7 @@ class PluginContract:
             for row in describe(cls):
                 if not row.help:
                     problems.append(f"{key}: `{row.name}` has no help; write `= field(help=..., ...)`")
-                elif "number" in row.type and not row.unit and _QUANTITY.search(row.name):
+                elif _NUMBER.search(row.type) and not row.unit and _QUANTITY.search(row.name):
                     problems.append(f'{key}: `{row.name}` has no unit; write `field(unit="s", ...)`')
         assert not problems, "\n".join(problems)
 
@@ -153,20 +154,25 @@ class PluginContract:
                     assert to_plain(pickle.loads(pickle.dumps(config))) == to_plain(config), (
                         f"{key}: its settings changed"
                     )
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
+            except (ForgeError, pickle.PicklingError, AttributeError, TypeError) as error:
                 problems.append(f"{key}: {error}")
         assert not problems, "\n".join(problems)
 
     def test_algorithms_name_what_exists(self) -> None:
         """Each algorithm builds, and the components it names are there and take the values it gives."""
-        host = self._host()
+        host, problems = self._host(), []
         for key, entry, cls in self._configured():
             if entry.kind != "algorithm":
                 continue
-            parts = structure(cls, self.configs.get(key), key).build()
-            assert isinstance(parts, AlgorithmParts), f"{key}: build() returned {type(parts).__name__}"
-            for kind, use in (("loss", parts.loss), ("advantage", parts.advantage), ("sampler", parts.sampler)):
-                host.configure(kind, use)  # type: ignore[arg-type]
+            try:
+                parts = structure(cls, self.configs.get(key), key).build()
+                assert isinstance(parts, AlgorithmParts), f"{key}: build() returned {type(parts).__name__}"
+                host.configure("loss", parts.loss)
+                host.configure("advantage", parts.advantage)
+                host.configure("sampler", parts.sampler)
+            except ForgeError as error:
+                problems.append(f"{key}: {error}")
+        assert not problems, "\n".join(problems)
 
     def _host(self) -> PluginHost:
         return PluginHost.load((self.plugin,), strict=True)
