@@ -95,9 +95,13 @@ class Sandbox:
         return event if isinstance(event, dict) else None
 
     def close(self) -> None:
+        """Ends it: by closing its socket, and by force if that is not enough."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._errors.close()
         if self._folder:
             self._folder.cleanup()

@@ -4,7 +4,8 @@
     install(libc, build_filter(os.uname().machine))
 
 Why a deny list: an allow list breaks with every new C library, and namespaces already hide files, processes and
-network. What is denied gives EPERM, so a program sees PermissionError. One filter for a machine type, about 130 instructions:
+network. What is denied gives EPERM, so a program sees PermissionError. One filter for a machine type, about 130
+instructions:
     wrong architecture: kill; x32 call numbers: EPERM; clone without CLONE_THREAD: EPERM (threads stay possible);
     clone3: ENOSYS (its flags lie in memory that a filter cannot read; the C library then uses clone);
     prlimit64 on another process: EPERM; each of DENIED: EPERM; everything else: allowed.
