@@ -27,6 +27,8 @@ class Part:
         use: what `PluginHost.build` takes; its `config` holds every field's value, defaults included.
         origin: distribution and version, or file, that it comes from.
         needs: what its spec asks of the plan.
+        takes: what its signature names: of a loss what has no default, of an advantage everything.
+        token_level: whether an advantage says (`token_level`) that a row's tokens get different values.
     """
 
     kind: str
@@ -35,6 +37,8 @@ class Part:
     use: Use
     origin: str = ""
     needs: frozenset[str] = frozenset()
+    takes: frozenset[str] = frozenset()
+    token_level: bool = False
 
     @property
     def ref(self) -> str:

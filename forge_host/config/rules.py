@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 
 from forge_host.config.plan import Plan
 from forge_host.config.schema import RunConfig, ServiceConfig
+from forge_host.rl.checks import CHECKS as RL_CHECKS
 from forge_host.types import Finding
 
 Check = Callable[[Plan], Iterable[Finding]]
@@ -166,7 +167,7 @@ def unused_reference(plan: Plan) -> Iterable[Finding]:
 
 checks: list[Check] = [
     group_baseline, unfiltered_sampling, response_fits, trainer_processes, policy_age, correction_bounds, colocation,
-    unused_reference,
+    unused_reference, *RL_CHECKS,
 ]  # fmt: skip
 
 

@@ -146,7 +146,8 @@ class Reader:
         """
         cls = self.host.config_class(entry)
         values: dict[str, Any] = {**(given or {}), **{name: item.plain for name, item in items.items()}}
-        needs = {*entry.spec.needs, *_named_needs(entry)}
+        needs = {*entry.spec.needs, *(_named(entry) & {"ref_logprobs", "old_logprobs"})}
+        token_level = False
         if cls is None:
             try:
                 self.host.configure(entry.kind, Use(entry.ref, values))
@@ -161,11 +162,13 @@ class Reader:
                     raise unknown_key(f"{key}.{name}", name, item, [*own, *besides], f"{entry.describe()} has no key")
             source = next(iter(items.values())).source if items else DEFAULT
             extra = {name: Item(value, source) for name, value in (given or {}).items()}
-            values = fields_of(self._structure(cls, key, {**extra, **items}))
+            instance: Any = self._structure(cls, key, {**extra, **items})
+            values, token_level = fields_of(instance), bool(getattr(instance, "token_level", False))
         for name, item in items.items():
             self.record(f"{key}.{name}", item)
         self.defaults(key, {name: value for name, value in values.items() if name not in (given or {})})
-        return part_of(entry, values, needs)
+        takes = _named(entry, optional=entry.kind == "advantage")
+        return attrs.evolve(part_of(entry, values, needs), takes=takes, token_level=token_level)
 
 
 def names_plugin(host: PluginHost, kind: Kind, ref: str) -> bool:
@@ -191,16 +194,18 @@ def _place(items: Mapping[str, Item], path: tuple[str, ...]) -> str | None:
     return where
 
 
-def _named_needs(entry: Entry) -> set[str]:
-    """What a loss asks for in its signature; one with a separate `config` has a heavy module and says it in `needs`."""
-    if entry.kind != "loss" or entry.spec.config is not None:
-        return set()
+def _named(entry: Entry, optional: bool = False) -> frozenset[str]:
+    """What a loss or advantage names in its signature without a default; with `optional` also what has one.
+
+    One with a separate `config` has a heavy module that is not imported here; it says what it needs in `needs`.
+    """
+    if entry.kind not in ("loss", "advantage") or entry.spec.config is not None:
+        return frozenset()
     target: Any = load_target(entry)
     if isinstance(target, type):
         target = getattr(target, "forward", None) or target.__call__
-    parameters = inspect.signature(target).parameters
-    names = ("ref_logprobs", "old_logprobs")
-    return {name for name in names if name in parameters and parameters[name].default is inspect.Parameter.empty}
+    parameters = inspect.signature(target).parameters.values()
+    return frozenset(p.name for p in parameters if optional or p.default is inspect.Parameter.empty)
 
 
 def part_of(entry: Entry, values: Mapping[str, Any], needs: Iterable[str] = ()) -> Part:

@@ -34,6 +34,8 @@ class CallByName:
         self.fn, self.known, self.what = fn, tuple(known), what
         #: The known values that `fn` takes.
         self.names: frozenset[str] = _names(fn, self.known, what)
+        #: Those of them that a call cannot do without: named, and without a default.
+        self.required: frozenset[str] = self.names & _without_default(fn)
 
     @property
     def is_async(self) -> bool:
@@ -54,6 +56,12 @@ def _signed(fn: Any) -> Any:
     bases = type(fn).__mro__
     is_module = any(base.__name__ == "Module" and base.__module__.startswith("torch.nn.") for base in bases)
     return fn.forward if is_module else fn
+
+
+def _without_default(fn: Any) -> frozenset[str]:
+    parameters = inspect.signature(_signed(fn)).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
 
 
 def _names(fn: Any, known: tuple[str, ...], what: str) -> frozenset[str]:

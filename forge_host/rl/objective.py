@@ -52,8 +52,8 @@ class Objective:
         name: of the loss, for messages: "loss `dapo/dapo`".
 
     Attributes:
-        needs: names of the tensors that must be given besides logprobs, advantages and padding_mask; "entropy" only
-            when the loss names it or `entropy_coef` is not 0.
+        needs: names of the tensors that must be given besides logprobs, advantages and padding_mask: what the loss
+            names without a default, and what the settings ask for ("entropy" for `entropy_coef`, ...).
     """
 
     loss: CallByName
@@ -83,7 +83,7 @@ class Objective:
         self.needs = self._needs()
 
     def _needs(self) -> frozenset[str]:
-        needs = set(self.loss.names) - {"logprobs", "advantages", "padding_mask"}
+        needs = set(self.loss.required) - {"logprobs", "advantages", "padding_mask"}
         if self._kl_in_loss:
             needs.add("ref_logprobs")
         if self.entropy_coef != 0:
@@ -93,7 +93,7 @@ class Objective:
         if self.correction.mode != "none":
             needs.add("old_logprobs")
         if self.correction.old_policy == "generator":
-            needs.discard("old_logprobs")
+            needs.discard("old_logprobs")  # taken from the generator's
         return frozenset(needs)
 
     @property

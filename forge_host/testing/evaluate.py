@@ -53,7 +53,8 @@ def component(
         return CallByName(_host().build(kind, Use(ref, dict(config or {}))), known, f"{kind} `{ref}`")
     if isinstance(ref, type):
         what = f"{kind} `{ref.__name__}`"
-        return CallByName(structure(ref, config, what) if attrs.has(ref) else ref(**(config or {})), known, what)
+        built: Any = structure(ref, config, what) if attrs.has(ref) else ref(**(config or {}))
+        return CallByName(built, known, what)
     if config:
         raise TypeError(f"{kind} is already built; settings go with a reference or a class")
     return CallByName(ref, known, f"{kind} `{getattr(ref, '__name__', type(ref).__name__)}`")
@@ -140,7 +141,7 @@ def evaluate_loss(
         max_tokens=max_tokens,
     )  # fmt: skip
     given = {name: _tensor(name, value, dtype) for name, value in tensors.items() if value is not None}
-    leaves = {name: given[name].requires_grad_() for name in ("logprobs", "entropy") if name in given}
+    leaves: dict[str, Tensor] = {n: given[n].requires_grad_() for n in ("logprobs", "entropy") if n in given}
     masks = [given["padding_mask"]] if "padding_mask" in given else []
     loss, shares = objective(given, StepTotals.of(masks))
     if loss.requires_grad:

@@ -14,7 +14,7 @@ counted, and one absurd ratio does not make the step infinite.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -227,7 +227,7 @@ class LossContract:
         return self._steps([tensors], objective, **changes)
 
     def _steps(
-        self, parts: list[Mapping[str, Tensor]], objective: Objective | None = None, **changes: Any
+        self, parts: Sequence[Mapping[str, Tensor]], objective: Objective | None = None, **changes: Any
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Loss, gradient of the log-probabilities and metrics of a step in several micro-batches."""
         objective = objective or self._objective(**changes)
