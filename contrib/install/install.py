@@ -217,6 +217,9 @@ def main() -> int:
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("setup: interrupted; run it again to go on from there", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -130,6 +130,19 @@ def test_failed_step_leaves_no_stamp_and_one_sentence(install, tmp_path, monkeyp
     assert not os.path.exists(install.STAMP)
 
 
+def test_interrupted_setup_leaves_no_stamp(install, tmp_path, monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    (tmp_path / ".venv").mkdir()
+    Path(install.STAMP).write_text("of an older installation\n")
+    monkeypatch.setattr(install, "make_venv", interrupted)
+    monkeypatch.setenv("FORGE_DEVICE", "cpu")
+    assert install.main() == 130
+    assert "interrupted; run it again" in capsys.readouterr().err
+    assert not os.path.exists(install.STAMP)
+
+
 def test_again_is_immediate_and_installs_nothing(install, tmp_path, monkeypatch):
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").touch()
