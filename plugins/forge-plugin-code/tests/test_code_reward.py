@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 from forge_plugin_code import isolation as isolation_module
-from forge_plugin_code.cases import AssertCases, CasesError, read_cases
+from forge_plugin_code.cases import AssertCases, CasesError, StdioCases, read_cases
 from forge_plugin_code.compare import same_output
 from forge_plugin_code.extract import find_code
 from forge_plugin_code.isolation import Settings, choose
 from forge_plugin_code.plan import findings
-from forge_plugin_code.pool import SandboxError, pool_for
+from forge_plugin_code.pool import Pool, SandboxError, pool_for
 from forge_plugin_code.reward import CodeReward
+from forge_plugin_code.verdict import run_asserts, run_stdio
 
 from forge_host.api import PluginError, RewardResult, Use
 from forge_host.testing import PluginContract, RewardContract
@@ -341,6 +342,34 @@ def test_sandboxes_are_reused_and_replaced(isolation: str) -> None:
     assert [reward(response=good, metadata=metadata).value for _ in range(4)] == [1.0] * 4
 
 
+def test_where_namespaces_do_not_nest_each_sandbox_serves_once(monkeypatch: pytest.MonkeyPatch, works: None) -> None:
+    """As with a setuid bubblewrap: the sandbox is then its own watcher, with the same answers."""
+    if choose(Settings()) != "bwrap":
+        pytest.skip("only bubblewrap starts sandboxes that may not nest, and it is not usable here")
+    start = isolation_module.start_command
+
+    def without_capability(mode: str, settings: Settings) -> list[str]:
+        command = start(mode, settings)
+        at = command.index("--cap-add")
+        return command[:at] + command[at + 2 :]
+
+    monkeypatch.setattr("forge_plugin_code.pool.start_command", without_capability)
+    pool = Pool(Settings(), 1)
+    try:
+        reward = CodeReward(timeout_s=5.0)
+        cases = read_cases({"inputs": ["1", "2"], "outputs": ["1", "2"]}, None)
+        asserts = read_cases({"tests": ["assert f(1) == 1"]}, None)
+        assert isinstance(cases, StdioCases) and isinstance(asserts, AssertCases)
+        for _ in range(3):
+            assert run_stdio(pool, "print(input())", cases, reward) == (2, 2, "")
+            assert run_asserts(pool, "def f(x): return x", asserts, reward) == (1, 1, "")
+            assert run_asserts(pool, "def f(x): return 0", asserts, reward)[0] == 0
+        with pool.sandbox() as sandbox:
+            assert not sandbox.nested and sandbox.seccomp and sandbox.jobs == 0
+    finally:
+        pool.close()
+
+
 def test_no_free_sandbox_is_an_error(isolation: str) -> None:
     reward = CodeReward(isolation=isolation, workers=1, timeout_s=3.0, wait_s=0.2, output_kb=100)
     metadata = {"inputs": ["1"], "outputs": ["1"]}
@@ -360,6 +389,7 @@ def test_sandboxes_end_with_their_host(isolation: str) -> None:
     script = f"""
 import threading, time
 from forge_plugin_code.reward import CodeReward
+from forge_plugin_code.verdict import run_asserts, run_stdio
 reward = CodeReward(isolation={isolation!r}, workers=1, timeout_s=60.0, total_s=60.0)
 metadata = {{"inputs": ["1"], "outputs": ["1"]}}
 reward(response="```\\nprint(1)\\n```", metadata=metadata)

@@ -135,7 +135,6 @@ def judge_19(request: Any, _number: int) -> Answer:
 class _Remote(RewardContract):
     accept = [("so it is 19", "19")]
     reject = [("so it is 119", "19"), ("", "19")]
-    timed = False
     answer: Callable[[Any, int], Answer]
     extra: dict[str, Any] = {}
 

@@ -117,12 +117,10 @@ def _connections(endpoint: Endpoint) -> _Connections:
         del _by_loop[old]
     of_loop = _by_loop.setdefault(asyncio.get_running_loop(), {})
     if endpoint not in of_loop:
-        limits = httpx.Limits(
-            max_connections=endpoint.max_concurrent, max_keepalive_connections=endpoint.max_concurrent
-        )
-        of_loop[endpoint] = _Connections(
-            httpx.AsyncClient(limits=limits, verify=_certificates()), asyncio.Semaphore(endpoint.max_concurrent)
-        )
+        count = endpoint.max_concurrent
+        limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
+        client = httpx.AsyncClient(limits=limits, verify=_certificates())
+        of_loop[endpoint] = _Connections(client, asyncio.Semaphore(count))
     return of_loop[endpoint]
 
 
