@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
@@ -370,7 +371,13 @@ class _Opened:
         self.shared = set(os.listdir(SHM)) if os.path.isdir(SHM) else set()
 
     def more(self) -> list[str]:
-        """What there is now and was not then; files in /dev/shm that other processes use do not count."""
+        """What there is now and was not then; files in /dev/shm that other processes use or remove soon do not count."""
+        patience = time.monotonic() + 5
+        while (found := self._more()) and time.monotonic() < patience:
+            time.sleep(0.2)
+        return found
+
+    def _more(self) -> list[str]:
         now = _Opened()
         new = now.shared - self.shared
         left = [f"{SHM}/{name}" for name in sorted(new - _used_by_others())] if new else []
