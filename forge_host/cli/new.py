@@ -81,7 +81,7 @@ def new(name: str, kind: Kind, output: Path) -> None:
     folder = write_package(name, kind, output)
     click.echo(f"wrote {folder}; next:\n")
     click.echo(f"    cd {folder}\n    pip install -e .\n    forge-host plugins validate {name}\n    pytest\n")
-    click.echo(f"then edit src/{module_name(name)}/{kind}.py and use it:\n\n    {_usage(name, kind)}")
+    click.echo(f"then edit src/{module_name(name)}/{kind}.py and use it:\n\n    {usage(name, kind)}")
 
 
 def module_name(name: str) -> str:
@@ -115,7 +115,7 @@ def write_package(name: str, kind: Kind, output: Path) -> Path:
         "summary": SUMMARIES[kind],
         "api": API_VERSION,
         "host_requirement": host_requirement(__version__),
-        "usage": f"    {_usage(name, kind)}",
+        "usage": f"    {usage(name, kind)}",
         "ref": f"{name}/{name}",
         "mypy_overrides": Template(MYPY_OVERRIDES).substitute(package=package) if kind in USES_MONARCH else "",
         "hooks": "\n\n".join(_hook(name, package, each) for each in kinds),
@@ -156,7 +156,8 @@ def _hook(name: str, package: str, kind: Kind) -> str:
     )
 
 
-def _usage(name: str, kind: Kind) -> str:
+def usage(name: str, kind: Kind) -> str:
+    """The command that uses the component in a run."""
     if kind == "environment":  # nothing in a run's configuration chooses one yet
         return f"forge-host components show {name}/{name}"
     return "forge-host run quickstart --set " + Template(USAGE.get(kind, f"{kind}=$name")).substitute(name=name)

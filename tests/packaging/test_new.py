@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from distributions import Site
 
 from forge_host.cli.main import main
-from forge_host.cli.new import MAX_NAME_LENGTH, write_package
+from forge_host.cli.new import MAX_NAME_LENGTH, usage, write_package
 from forge_host.errors import UsageError
 from forge_host.hookspecs import KIND_HOOKS
 from forge_host.types import KINDS
@@ -28,9 +29,10 @@ def packages(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, packages, wheels, others):
-    """The host and all those packages, installed as wheels."""
+    """The host, the plugins of its quickstart and all those packages, installed as wheels."""
     site = Site(tmp_path_factory.mktemp("new-site") / "site", others)
-    site.install(wheels["forge-host"], *packages.values())
+    quickstart = (wheels[f"forge-plugin-{name}"] for name in ("grpo", "math", "vllm", "titan", "smollm2"))
+    site.install(wheels["forge-host"], *quickstart, *packages.values())
     return site
 
 
@@ -48,6 +50,16 @@ def test_validates_and_shows_its_settings(site, kind):
     assert validated.returncode == 0, validated.stdout + validated.stderr
     shown = site.forge_host("components", "show", f"my-{kind}/my-{kind}")
     assert shown.returncode == 0, shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "environment"])
+def test_printed_command_chooses_it(site, kind):
+    """What `new` prints last, with `config show` in place of `run`."""
+    words = shlex.split(usage(f"my-{kind}", kind))
+    assert words[:3] == ["forge-host", "run", "quickstart"]
+    shown = site.forge_host("config", "show", *words[2:])
+    assert shown.returncode == 0, shown.stderr
+    assert f"my-{kind}" in shown.stdout
 
 
 @pytest.mark.slow
