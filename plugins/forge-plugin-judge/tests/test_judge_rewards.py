@@ -444,13 +444,19 @@ async def test_the_key_comes_from_the_environment_only(serve: Serve, monkeypatch
 
 @pytest.mark.parametrize(
     "config",
-    [{"url": "127.0.0.1:8000"}, {"url": "ftp://x"}, {"api_key_env": "sk-abc123"}, {"timeout_s": 0},
+    [{"url": "http://user:pass@host/"}, {"url": "127.0.0.1:8000"}, {"url": "ftp://x"}, {"api_key_env": "sk-abc123"}, {"timeout_s": 0},
      {"max_concurrent": 0},
      {"send": []}, {"send": ["answer"]}, {"batch_size": 0}],
 )  # fmt: skip
 def test_bad_settings_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         load_component("reward", "http", {"url": "http://127.0.0.1:9/", **config})
+
+
+def test_a_key_in_the_configuration_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="NAME of an environment variable") as caught:
+        load_component("reward", "http", {"url": "http://127.0.0.1:9/", "api_key_env": "sk-abc123"})
+    assert "abc123" not in str(caught.value)
 
 
 def test_bad_judge_settings_are_refused(tmp_path: Path) -> None:

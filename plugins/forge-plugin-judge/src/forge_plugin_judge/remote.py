@@ -7,23 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
-from attrs.validators import ge, gt, matches_re, optional
+from attrs.validators import ge, gt, optional
 
 from forge_host.api import RewardResult, field
 from forge_plugin_judge.cache import cache_for
 from forge_plugin_judge.endpoint import Endpoint
 
 
+def _check_url(_: Any, __: Any, value: str) -> None:
+    if not re.fullmatch(r"https?://[^\s/]+\S*", value):
+        raise ValueError(f"`url` must begin with http:// or https://, got {value!r}")
+    if "@" in value.split("/")[2]:
+        raise ValueError("`url` must not carry a password; put the key into the variable that `api_key_env` names")
+
+
+def _check_variable(_: Any, __: Any, value: str) -> None:
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):  # the message does not repeat what may be a key
+        raise ValueError("`api_key_env` must be the NAME of an environment variable (capitals, digits, _), not a key")
+
+
 @attrs.frozen(kw_only=True)
 class RemoteReward:
     """A reward that another process gives. Errors are errors: no answer, no grade."""
 
-    url: str = field(help="address, http:// or https://", validator=matches_re(r"https?://[^\s/]+\S*"))
+    url: str = field(help="address, http:// or https://", validator=_check_url)
     timeout_s: float = field(
         default=8.0,
         help="for one grade, retries included; below reward.timeout_s, so that this error is the one you see",
@@ -46,7 +59,7 @@ class RemoteReward:
     api_key_env: str | None = field(
         default=None,
         help="NAME of the environment variable that holds the key, never the key itself",
-        validator=optional(matches_re(r"[A-Z_][A-Z0-9_]*")),
+        validator=optional(_check_variable),
     )
     cache_entries: int = field(default=10_000, help="grades kept in memory, 0 for none", validator=ge(0))
     cache_file: str | None = field(default=None, help="SQLite file that keeps grades across runs")
