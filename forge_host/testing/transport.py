@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
@@ -26,10 +25,10 @@ import torch
 from forge_host.api import Receipt, RunError, Transport
 from forge_host.loop.checksum import tensor_digest
 from forge_host.testing.component import load_component
+from forge_host.testing.leftovers import Opened, resident_bytes
 
 Weights = Mapping[str, torch.Tensor]
 DEADLINE_S = 60.0
-SHM = "/dev/shm"
 
 #: Everything a state dict may hold.
 ODD: Weights = {
@@ -272,7 +271,7 @@ class TransportContract:
 
     def test_leaves_nothing_open(self, settings: Any, namespace: str) -> None:
         """After many versions and `close`, this process has the file descriptors and /dev/shm the files of before."""
-        before = _Opened()
+        before = Opened()
         with closing(self.connect(settings, namespace)) as sender, closing(self.connect(settings, namespace)) as reader:
             for version in range(1, 20):
                 assert is_version(copied(reader, sender.publish(version, weights(version).items())), version)
@@ -283,11 +282,11 @@ class TransportContract:
         """Memory, file descriptors and /dev/shm do not grow."""
         for version in range(1, 1001):
             copied(reader, publisher.publish(version, weights(version).items()))
-        before, memory = _Opened(), _resident_bytes()
+        before, memory = Opened(), resident_bytes()
         for version in range(1001, 11_001):
             assert is_version(copied(reader, publisher.publish(version, weights(version).items())), version)
         assert before.more() == []
-        grown = _resident_bytes() - memory
+        grown = resident_bytes() - memory
         assert grown < 16 << 20, f"{grown / 1e6:.1f} MB more after 10,000 cycles"
 
     @contextmanager
@@ -361,46 +360,3 @@ def _publish_one_and_a_half(pipe: Any, reference: str, settings: Any, namespace:
         signal.pause()
 
     transport.publish(2, half())
-
-
-class _Opened:
-    """What this process has open, and what is in /dev/shm, at one moment."""
-
-    def __init__(self) -> None:
-        self.descriptors = len(os.listdir("/proc/self/fd"))
-        self.shared = set(os.listdir(SHM)) if os.path.isdir(SHM) else set()
-
-    def more(self) -> list[str]:
-        """What there is now and was not then; files in /dev/shm that other processes use or remove soon do not count."""
-        patience = time.monotonic() + 5
-        while (found := self._more()) and time.monotonic() < patience:
-            time.sleep(0.2)
-        return found
-
-    def _more(self) -> list[str]:
-        now = _Opened()
-        new = now.shared - self.shared
-        left = [f"{SHM}/{name}" for name in sorted(new - _used_by_others())] if new else []
-        extra = now.descriptors - self.descriptors
-        return [*left, *([f"{extra} file descriptors"] if extra > 0 else [])]
-
-
-def _used_by_others() -> set[str]:
-    """Names in /dev/shm that other processes have mapped or open."""
-    found: set[str] = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if int(pid) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{pid}/maps") as file:
-                paths = [line.split(maxsplit=5)[-1].strip() for line in file if SHM in line]
-            paths += [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-        except OSError:
-            continue  # it ended, or is somebody else's
-        found |= {path.removeprefix(SHM + "/") for path in paths if path.startswith(SHM + "/")}
-    return found
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
