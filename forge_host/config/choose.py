@@ -31,10 +31,10 @@ Items = Mapping[str, Item]
 _DATA_FILES = {".jsonl": "jsonl", ".json": "hf", ".parquet": "hf"}
 
 
-def algorithm(reader: Reader, item: Item) -> tuple[Part, AlgorithmParts]:
+def algorithm(reader: Reader, item: Item | None, default: str) -> tuple[Part, AlgorithmParts]:
     """The algorithm and the parts it is made of."""
-    items = dict(item.mapping or {})
-    use = items.pop("use")
+    items = dict(mapping("algorithm", item))
+    use = items.pop("use", None) or Item(default, DEFAULT)
     entry = reader.find("algorithm", use, "algorithm")
     key = entry.spec.name if entry.plugin else "algorithm"
     part = reader.component(entry, key, items)
@@ -44,7 +44,7 @@ def algorithm(reader: Reader, item: Item) -> tuple[Part, AlgorithmParts]:
     try:
         parts = instance.build()
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{part.describe()}: {error}", where=item.source.where) from error
+        raise UsageError(f"{part.describe()}: {error}", where=use.source.where) from error
     if not isinstance(parts, AlgorithmParts):
         raise PluginError(f"{part.describe()}: build() returned {type(parts).__name__}, not AlgorithmParts")
     return part, parts
