@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -25,7 +26,8 @@ from forge_plugin_code.pool import Pool, SandboxError, pool_for
 from forge_plugin_code.reward import CodeReward
 from forge_plugin_code.verdict import run_asserts, run_stdio
 
-from forge_host.api import PluginError, RewardResult, Use
+from forge_host.api import Completion, PluginError, Prompt, RewardResult, Use
+from forge_host.loop.scoring import Scorer
 from forge_host.testing import PluginContract, RewardContract
 
 ADD = "def add(a, b):\n    return a + b"
@@ -325,6 +327,27 @@ def test_plan_check_says_so_before_the_run() -> None:
     warning, late = findings(plan(allow_unsafe=True, timeout_s=10.0, total_s=20.0))
     assert late.level == "error" and "23" in late.fix
     assert findings(SimpleNamespace(rewards=())) == []  # type: ignore[arg-type]
+
+
+async def test_in_the_reward_service_a_hang_is_0_and_a_broken_test_an_error(isolation: str) -> None:
+    """With default deadlines, several replies at once."""
+    reward = CodeReward(isolation=isolation, workers=4, wait_s=5.0)
+    scorer = Scorer(rewards=[("code", reward, 1.0)], timeout_s=15.0)
+    programs = ["print(input())", "while True: pass", "import time; time.sleep(99)", "print(0)", "print(input())"]
+
+    async def score(program: str, metadata: dict[str, Any]) -> Any:
+        text = f"```python\n{program}\n```"
+        prompt, completion = (
+            Prompt(id="p", text="?", metadata=metadata),
+            Completion(text=text, token_ids=[], logprobs=[]),
+        )
+        return await scorer.score(prompt, completion, episode_id="e", max_tokens=8)
+
+    good = {"inputs": ["1"], "outputs": ["1"]}
+    episodes = await asyncio.gather(*(score(p, good) for p in programs), score("print(1)", {"tests": [{}]}))
+    assert [episode.reward for episode in episodes] == [1.0, 0.0, 0.0, 0.0, 1.0, None]
+    assert [episode.error is None for episode in episodes] == [True] * 5 + [False]
+    assert "item 0 of `tests`" in episodes[-1].error and not scorer.wedged
 
 
 def test_sandboxes_are_reused_and_replaced(isolation: str) -> None:

@@ -444,8 +444,8 @@ async def test_the_key_comes_from_the_environment_only(serve: Serve, monkeypatch
 
 @pytest.mark.parametrize(
     "config",
-    [{"url": "http://user:pass@host/"}, {"url": "127.0.0.1:8000"}, {"url": "ftp://x"}, {"api_key_env": "sk-abc123"}, {"timeout_s": 0},
-     {"max_concurrent": 0},
+    [{"url": "http://user:pass@host/"}, {"url": "127.0.0.1:8000"}, {"url": "ftp://x"}, {"api_key_env": "sk-abc123"},
+     {"timeout_s": 0}, {"max_concurrent": 0},
      {"send": []}, {"send": ["answer"]}, {"batch_size": 0}],
 )  # fmt: skip
 def test_bad_settings_are_refused(config: dict[str, Any]) -> None:
