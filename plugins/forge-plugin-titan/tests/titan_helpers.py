@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_host.rl import Objective
+
 VOCAB = 97
 
 
@@ -78,18 +80,10 @@ def batches(parts: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[Any], li
     return [p[0] for p in packed], [p[1] for p in packed]
 
 
-class PolicyGradient:
-    """-advantage * logprob, averaged over the step's tokens; the plainest objective there is."""
+def policy_gradient(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    """The plainest per-token loss there is."""
+    return -advantages * logprobs
 
-    needs: frozenset[str] = frozenset()
 
-    def totals(self, targets: Sequence[Mapping[str, Any]]) -> int:
-        return sum(int(t["padding_mask"].sum()) for t in targets)
-
-    def __call__(self, tensors: Mapping[str, Any], totals: int) -> tuple[Tensor, dict[str, Tensor]]:
-        mask = tensors["padding_mask"]
-        loss = -(tensors["advantages"] * tensors["logprobs"] * mask).sum() / totals
-        return loss, {"policy/logprob": (tensors["logprobs"] * mask).sum().detach() / totals}
-
-    def metrics(self, sums: Mapping[str, Tensor], totals: int) -> dict[str, float]:
-        return {name: float(value) for name, value in sums.items()}
+def objective() -> Objective:
+    return Objective(policy_gradient)

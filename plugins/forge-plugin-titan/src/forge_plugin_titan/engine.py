@@ -21,6 +21,7 @@ from torch import Tensor
 
 from forge_host.config.schema import ParallelismConfig, TrainingConfig
 from forge_host.errors import RunError, UsageError
+from forge_host.rl import MetricSum, merge_metrics
 from forge_plugin_titan import states
 from forge_plugin_titan.attention import BlockAttention, block_plan, flex_mask
 from forge_plugin_titan.config import TitanConfig
@@ -73,6 +74,7 @@ class TitanEngine:
         compute = DTYPES[training.dtype]
         self.optimizer = Optimizer(self.model, training, compute, copies=world == 1) if objective is not None else None
         self.publish_dtype = DTYPES[config.publish_dtype or training.dtype]
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.step = 0
         self._metrics: dict[str, float] = {}
 
@@ -123,20 +125,19 @@ class TitanEngine:
         began = time.perf_counter()
         totals = self.objective.totals(targets)
         loss = torch.zeros((), device=self.device)
-        sums: dict[str, Tensor] = {}
+        shares: list[Mapping[str, MetricSum]] = []
         counts = {"tokens": 0, "rows": 0, "filled": 0, "trained": 0}
         for i in self._share(inputs, targets):
             layout = self.layout(inputs[i], targets[i])
             with _phase("the forward and backward pass"):
                 part, metrics = self._micro_batch(layout, targets[i], totals)
             loss += part
-            for name, value in metrics.items():
-                sums[name] = sums.get(name, 0) + value.detach()
+            shares.append(metrics)
             counts["tokens"] += layout.num_tokens
             counts["filled"] += layout.tokens.shape[1]
             counts["rows"] += layout.row_tokens
             counts["trained"] += int(targets[i]["padding_mask"].sum())
-        loss, sums, counts = self._reduce(loss, sums, counts)
+        loss, shares, counts = self._reduce(loss, shares, counts)
         middle = time.perf_counter()
         with _phase("the optimizer step"):
             norm = self.optimizer.clip(self.built.dims)
@@ -147,7 +148,7 @@ class TitanEngine:
         self.step += 1
         seconds = time.perf_counter() - began
         self._metrics = {
-            **self.objective.metrics(sums, totals),
+            **merge_metrics(shares),
             "policy/loss": float(loss),
             "policy/grad_norm": float(norm),
             "policy/learning_rate": rate,
@@ -165,7 +166,7 @@ class TitanEngine:
         """Of the last step."""
         return dict(self._metrics)
 
-    def _micro_batch(self, layout: Layout, targets: Batch, totals: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _micro_batch(self, layout: Layout, targets: Batch, totals: Any) -> tuple[Tensor, Mapping[str, MetricSum]]:
         needs = self.objective.needs
         logprobs, entropy = self.forward(layout, with_entropy="entropy" in needs)
         tensors = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in targets.items()}
@@ -185,19 +186,20 @@ class TitanEngine:
             )
         return range(self.built.data_rank, len(inputs), data)
 
-    def _reduce(self, loss: Tensor, sums: dict[str, Tensor], counts: dict[str, int]) -> tuple[Any, ...]:
-        """Sums over data-parallel ranks."""
+    def _reduce(
+        self, loss: Tensor, shares: list[Mapping[str, MetricSum]], counts: dict[str, int]
+    ) -> tuple[Tensor, list[Mapping[str, MetricSum]], dict[str, int]]:
+        """The loss and counts summed over data-parallel ranks, and everybody's shares of the metrics."""
         group = self.built.group("batch")
         if group is None:
-            return loss, sums, counts
-        values = [loss, *sums.values(), *(torch.tensor(c) for c in counts.values())]
-        flat = torch.stack([v.detach().to(device=self.device, dtype=torch.float64) for v in values])
-        dist.all_reduce(flat, group=group)
-        cut = 1 + len(sums)
+            return loss, shares, counts
+        mine = (float(loss), [{k: m.floats() for k, m in share.items()} for share in shares], counts)
+        everybody: list[Any] = [None] * self.degrees.data
+        dist.all_gather_object(everybody, mine, group=group)
         return (
-            flat[0],
-            dict(zip(sums, flat[1:cut], strict=True)),
-            {name: int(value) for name, value in zip(counts, flat[cut:].tolist(), strict=True)},
+            torch.tensor(sum(part[0] for part in everybody), device=self.device),
+            [share for part in everybody for share in part[1]],
+            {name: sum(part[2][name] for part in everybody) for name in counts},
         )
 
     def _check(self, loss: float, norm: float, inputs: Sequence[Batch], targets: Sequence[Batch]) -> None:

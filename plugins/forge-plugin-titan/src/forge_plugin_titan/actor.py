@@ -1,0 +1,121 @@
+"""The trainer's (and reference model's) actor: `TitanEngine` behind Monarch endpoints.
+
+    trainer = await TitanTrainer.options(procs=2).as_actor(TitanConfig(), context)
+    loss = (await trainer.train_step.call(inputs, targets))[0]
+
+Every rank is called with all micro-batches of the step and takes its own. The reference model is the same actor in the
+role "ref_model": frozen, without an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch.actor import endpoint
+from torch import Tensor
+
+from forge_host.api import ForgeActor, Receipt
+from forge_plugin_titan.config import TitanConfig
+
+Batches = Sequence[Mapping[str, Any]]
+
+
+class TitanTrainer(ForgeActor):
+    """Component `titan`. `context` is the run's `forge_host.runtime.context.RoleContext`."""
+
+    def __init__(self, config: TitanConfig, context: Any) -> None:
+        self.config, self.context = config, context
+
+    @endpoint
+    async def setup(self) -> None:
+        """Join the process group, build the model, load its weights, open the transport on rank 0.
+
+        Raises:
+            PluginError: this host's plugins differ from the run's.
+            UsageError: unsupported model, wrong parallel degrees, or no such device.
+        """
+        from forge_plugin_titan.device import prepare
+        from forge_plugin_titan.engine import TitanEngine
+
+        context, run = self.context, self.context.config
+        host = context.host()
+        device = prepare(context.device, self.config.num_threads)
+        trains = context.role == "trainer"
+        self.engine = TitanEngine(
+            self.config,
+            context.model_path,
+            run.training,
+            run.parallelism if trains else _single(),
+            _objective(host, context.plan) if trains else None,
+            temperature=context.plan.sampling.temperature,
+            device=device,
+            run_dir=context.run_dir,
+        )
+        self.transport: Any = None
+        if trains and self.engine.rank == 0:
+            self.transport = host.build("transport", context.transport)
+            self.transport.open(context.namespace)
+
+    @endpoint
+    async def train_step(self, inputs: Batches, targets: Batches) -> float:
+        """One optimizer step; see `TitanEngine.train_step`."""
+        return self.engine.train_step(inputs, targets)
+
+    @endpoint
+    async def logprobs(self, inputs: Batches, targets: Batches) -> list[Tensor]:
+        """Log-probabilities of the responses, float32 [B, T] a micro-batch; see `TitanEngine.logprobs`."""
+        return self.engine.logprobs(inputs, targets)
+
+    @endpoint
+    async def metrics(self) -> dict[str, float]:
+        """Of the last step."""
+        return self.engine.metrics()
+
+    @endpoint
+    async def publish(self, version: int) -> Receipt | None:
+        """Hand the weights to the transport as `version`; the receipt on rank 0, None on the others."""
+        tensors = self.engine.named_tensors()
+        if self.transport is None:
+            for _ in tensors:  # every rank takes part in gathering each tensor
+                pass
+            return None
+        receipt: Receipt = self.transport.publish(
+            version, tensors, checksums=self.context.config.training.verify_weight_sync
+        )
+        return receipt
+
+    @endpoint
+    async def save(self, path: str) -> None:
+        """Write this rank's exact training state into a folder."""
+        self.engine.save(path)
+
+    @endpoint
+    async def load(self, path: str) -> None:
+        """Go on from `save`d state."""
+        self.engine.load(path)
+
+    @endpoint
+    async def save_hf(self, path: str) -> None:
+        """Write a folder that transformers and vLLM load."""
+        self.engine.save_hf(path)
+
+
+def _objective(host: Any, plan: Any) -> Any:
+    from forge_host.rl import Objective
+
+    return Objective(
+        host.build("loss", plan.loss.use),
+        aggregation=plan.aggregation,
+        kl=plan.kl,
+        correction=plan.correction,
+        entropy_coef=plan.entropy_coef,
+        max_tokens=plan.sampling.max_tokens,
+        name=f"loss `{plan.loss.ref}`",
+    )
+
+
+def _single() -> Any:
+    from forge_host.config.schema import ParallelismConfig
+
+    return ParallelismConfig()
