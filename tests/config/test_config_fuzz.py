@@ -34,7 +34,7 @@ SCALARS = st.sampled_from(
     ]
 )
 INNER = sorted(
-    {"use", "path", "weight", "procs", "n_samples", "beta", "speed", "low", "split", "dataset", "mode", "0", "nosuch", "of"}
+    {"use", "path", "weight", "procs", "n_samples", "beta", "speed", "low", "split", "dataset", "mode", "0", "of"}
     | {f.name for section in attrs.asdict(RunConfig(model=""), recurse=False).values() if attrs.has(type(section))
        for f in attrs.fields(type(section))}
 )  # fmt: skip
