@@ -72,6 +72,11 @@ class Sandbox:
         self.pid = hello.get("pid", self.pid)
         self._ready = True
 
+    @property
+    def died_idle(self) -> bool:
+        """Whether it was up, waiting for a job, and is no more."""
+        return self._ready and self._process.poll() is not None
+
     def start_job(self, job: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._ready, self.jobs = False, self.jobs + 1
         try:
@@ -140,13 +145,11 @@ class Pool:
     @contextmanager
     def sandbox(self) -> Iterator[Sandbox]:
         """A sandbox that waits for a job. SandboxError when none can be started."""
-        try:
-            sandbox = self._idle.get(timeout=START_S)
-        except queue.Empty:
-            raise SandboxError(f"no sandbox came up in {START_S:g} s") from None
-        if isinstance(sandbox, SandboxError):
+        sandbox = self._next()
+        while sandbox.died_idle:  # killed while it waited, say for want of memory
+            sandbox.close()
             self._orders.put(True)
-            raise sandbox
+            sandbox = self._next()
         reuse = False
         try:
             sandbox.wait_ready()
@@ -164,6 +167,16 @@ class Pool:
             else:
                 sandbox.close()
                 self._orders.put(True)
+
+    def _next(self) -> Sandbox:
+        try:
+            sandbox = self._idle.get(timeout=START_S)
+        except queue.Empty:
+            raise SandboxError(f"no sandbox came up in {START_S:g} s") from None
+        if isinstance(sandbox, SandboxError):
+            self._orders.put(True)
+            raise sandbox
+        return sandbox
 
     def close(self) -> None:
         """Ends every sandbox."""

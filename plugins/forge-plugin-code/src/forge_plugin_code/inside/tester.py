@@ -185,7 +185,8 @@ class Tester:
                 setattr(solution, name, value)
 
     def _exception(self, name: str, bases: list[str]) -> type:
-        base = next(cls for cls in (getattr(builtins, b, None) for b in bases) if isinstance(cls, type))
+        found = [getattr(builtins, base, None) for base in bases]
+        base = next(cls for cls in found if isinstance(cls, type) and issubclass(cls, Exception))
         cls = type(name, (base,), {})
         self._classes[name] = cls
         return cls

@@ -19,7 +19,8 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MAX_MESSAGE = 64 * 1024 * 1024  # bytes
+MAX_MESSAGE = 64 * 1024 * 1024  # bytes, a job with its tests
+MAX_VALUE = 16 * 1024 * 1024  # bytes, a call or its result
 _EXACT = (type(None), bool, int, float, str)
 _TYPES: dict[str, type] = {
     cls.__name__: cls for cls in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
@@ -133,7 +134,7 @@ class Peer:
     def ask(self, *question: Any) -> Any:
         send(self.sock, {"ask": question})
         while True:
-            message = receive(self.sock)
+            message = receive(self.sock, MAX_VALUE)
             if not isinstance(message, dict) or len(message) != 1:
                 raise ValueError("a message has an unknown form")
             ((kind, body),) = message.items()
