@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from distributions import PLUGINS, PROJECTS, REPO
@@ -18,11 +20,12 @@ LONG_FILES: dict[str, str] = {}
 
 def texts(*suffixes):
     """Every file of the repository with one of the suffixes, caches and build results left out."""
-    for path in sorted(REPO.rglob("*")):
-        parts = path.relative_to(REPO).parts
-        hidden = any(part.startswith(".") and part != ".ci" or part in IGNORED for part in parts)
-        if path.is_file() and not hidden and (path.suffix in suffixes or not suffixes):
-            yield path
+    for folder, folders, files in os.walk(REPO):
+        folders[:] = sorted(f for f in folders if f not in IGNORED and (not f.startswith(".") or f == ".ci"))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not name.startswith(".") and (path.suffix in suffixes or not suffixes):
+                yield path
 
 
 def project(name):

@@ -63,8 +63,8 @@ class Score:
         return 1.0 - len(response) / self.budget
 
 
-class PlainLoss(torch.nn.Module):
-    def forward(self, logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+class PlainLoss:
+    def __call__(self, logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         return -logprobs * advantages
 
 
