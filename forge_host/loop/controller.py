@@ -76,6 +76,7 @@ class Controller:
         self._update: asyncio.Task[float] | None = None
         self._rejected_before = 0
         self._saved_at = 0
+        self._responses = self._failures = 0  # since the last look at the rate of reward errors
         self._pending: dict[str, Prompt] = {}  # by group id: given out by the stream, not yet trained on or rejected
         self._again: list[Prompt] = []  # were pending when the checkpoint was written
 
@@ -126,7 +127,6 @@ class Controller:
             self.buffer.rejected.total(),
         )
         metrics |= reward_metrics(groups) | evaluated
-        self._check_reward_errors(groups, metrics["reward/error_rate"])
         metrics |= {
             "time/step_s": step_s,
             "time/generate_s": waited,
@@ -247,19 +247,31 @@ class Controller:
             group, verdict = await self.roller.roll(_group_id(ticket, prompt), prompt)
             self.directory.record(self.step + 1, group, verdict)
             self.host.hooks.forge_group_scored(run=self.info, group=group)
+            self._count_reward_errors(group)
             if not verdict.keep:
                 del self._pending[group.id]
             await self.buffer.finish(ticket, group if verdict.keep else None, verdict.reason or "rejected")
         except Exception as error:  # any failure of a rollout ends the run with that failure, not with a hang
             await self.buffer.fail(error)
 
-    def _check_reward_errors(self, groups: list[Group], rate: float) -> None:
-        limit = self.config.reward.max_reward_errors
-        if rate > limit:
-            episode = next(e for g in groups for e in g.episodes if e.reward is None)
+    def _count_reward_errors(self, group: Group) -> None:
+        """Over every batch's worth of responses: too many that could not be graded end the run.
+
+        Raises:
+            RunError: naming the reward, the prompt and the response of the newest failure.
+        """
+        failed = [e for e in group.episodes if e.error is not None]
+        self._responses += len(group.episodes)
+        self._failures += len(failed)
+        if self._responses < self.config.training.batch_size * self.plan.sampling.n:
+            return
+        rate, limit = self._failures / self._responses, self.config.reward.max_reward_errors
+        self._responses = self._failures = 0
+        if rate > limit and failed:
+            episode = failed[0]
             raise RunError(
-                f"{rate:.0%} of the step's responses could not be graded (reward.max_reward_errors {limit:.0%}); "
-                f"the first: {episode.error} (prompt {episode.prompt.id}, response {episode.completion.text[:80]!r})",
+                f"{rate:.0%} of the responses could not be graded (reward.max_reward_errors {limit:.0%}); the newest: "
+                f"{episode.error} (prompt {episode.prompt.id}, response {episode.completion.text[:80]!r})",
                 fix="fix the reward or raise reward.max_reward_errors",
             )
 

@@ -72,7 +72,8 @@ class Roller:
         handle = replica.handle
         try:
             episodes, wedged = await handle.score.call_one(group_id, prompt, list(completions), timeout_s=deadline)
-            problem = RunError("a reward is stuck past its deadline") if wedged else None
+            stuck = next((e.error for e in episodes if e.error), "a reward is stuck past its deadline")
+            problem = RunError(f"{stuck} (prompt {prompt.id})") if wedged else None
         except DeadlineExceeded as error:
             problem, episodes = error, ungraded(group_id, prompt, completions, str(error))
         except RunError as error:

@@ -40,7 +40,7 @@ def fake_config(letters_model, tmp_path):
             "dataset": {"path": str(prompts), "chat": False},
             "rewards": [f"{HERE / 'fake_roles.py'}:share_of_b"],
             "training": {"batch_size": 4, "max_steps": 3, "seq_len": 64, "verify_weight_sync": True},
-            "grpo": {"n_samples": 8, "max_tokens": 8},
+            "algorithm": {"use": "fake-roles/fake", "n_samples": 8, "max_tokens": 8},
             "generator": {"use": "fake-roles/fake"},
             "trainer": {"use": "fake-roles/fake"},
             "run_dir": str(tmp_path / "runs"),

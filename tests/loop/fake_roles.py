@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 from monarch.actor import concurrent_endpoint, endpoint
 
-from forge_host.api import ComponentSpec, RewardResult, field, hookimpl
+from forge_host.api import AlgorithmParts, ComponentSpec, RewardResult, SamplingParams, Use, field, hookimpl
 from forge_host.runtime.actor import ForgeActor
 
 FORGE_API = "1.0"
@@ -80,7 +80,7 @@ class Trainer(FakeActor):
         from forge_host.testing.fakes import FakeTrainer
 
         self._transport = self.transport()
-        self.model = FakeTrainer(transport=self._transport)
+        self.model = FakeTrainer(transport=self._transport, learning_rate=150.0)
 
     @endpoint
     async def train_step(self, inputs, targets) -> float:
@@ -98,6 +98,18 @@ class Trainer(FakeActor):
     @endpoint
     async def publish(self, version: int):
         return self._transport.publish(version, [("weight", self.model.weight.detach())], checksums=True)
+
+    @endpoint
+    async def save(self, path: str) -> None:
+        import torch
+
+        torch.save(self.model.weight, Path(path) / "weight.pt")
+
+    @endpoint
+    async def load(self, path: str) -> None:
+        import torch
+
+        self.model.weight = torch.load(Path(path) / "weight.pt", weights_only=True)
 
     @endpoint
     async def save_hf(self, path: str) -> None:
@@ -144,3 +156,39 @@ def forge_generators(host):
 @hookimpl
 def forge_trainers(host):
     return [ComponentSpec("fake", f"{__name__}:Trainer", "table model", config=f"{__name__}:FakeConfig")]
+
+
+@hookimpl
+def forge_losses(host):
+    return [ComponentSpec("policy-gradient", f"{__name__}:policy_gradient", "of the fakes")]
+
+
+@hookimpl
+def forge_advantages(host):
+    return [ComponentSpec("centred", f"{__name__}:centred", "reward minus the group's mean", needs=("groups",))]
+
+
+@hookimpl
+def forge_algorithms(host):
+    return [ComponentSpec("fake", f"{__name__}:FakeAlgorithm", "plain policy gradient")]
+
+
+def policy_gradient(logprobs, generator_logprobs, advantages):
+    return -(logprobs - generator_logprobs).exp() * advantages
+
+
+def centred(rewards, group_ids):
+    same = (group_ids[:, None] == group_ids).to(rewards)
+    return rewards - same @ rewards / same.sum(1)
+
+
+@attrs.frozen(kw_only=True)
+class FakeAlgorithm:
+    n_samples: int = field(default=8, help="responses per prompt")
+    max_tokens: int = field(default=8, help="response budget", unit="tokens")
+
+    def build(self) -> AlgorithmParts:
+        sampling = SamplingParams(n=self.n_samples, max_tokens=self.max_tokens)
+        return AlgorithmParts(
+            loss=Use("fake-roles/policy-gradient"), advantage=Use("fake-roles/centred"), sampling=sampling
+        )
