@@ -46,7 +46,7 @@ VALUES = st.recursive(
 TOP = st.sampled_from(sorted({*SECTIONS, *ROLES, "grpo", "dapo", "nosuch"} - {"model", "run_dir"}))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(TOP, VALUES, max_size=4), st.lists(st.tuples(TOP, st.sampled_from(INNER), SCALARS), max_size=2))
 def test_any_configuration_resolves_or_is_refused_in_one_sentence(host, write, data, sets):
     base = {"model": "tiny", "launcher": "here", "trackers": []}
