@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
 import queue
 import threading
 import time
@@ -167,7 +168,7 @@ class VLLMEngine:
             gc.enable()
         self._engine.engine_core.set_weight_version(str(self.version))
         if self.opening is not None:
-            self._engine.collective_rpc("forge_open", args=(self.opening,))
+            self._engine.collective_rpc("forge_open", args=(self.opening, os.getpid()))
 
     def _work_off_jobs(self) -> None:
         """Run what was submitted; wait for something when there is nothing to generate."""
@@ -209,12 +210,15 @@ class VLLMEngine:
         self._drain()
         try:
             results = self._engine.collective_rpc("forge_load", args=(receipt, checksum))
-        except (RunError, ValueError):
-            raise  # nothing was loaded
-        except Exception as error:
+            refused = [result["refused"] for result in results if "refused" in result]
+            if refused and len(refused) < len(results):
+                raise RunError(f"{len(refused)} of {len(results)} workers refused it: {refused[0]}")
+        except Exception as error:  # a worker may hold a part of the new weights
             failure = RunError(f"loading version {receipt.version} of the weights failed: {error}", where="generator")
             self._die(failure)
             raise failure from error
+        if refused:
+            raise refused[0]
         self.version = receipt.version
         self._engine.engine_core.set_weight_version(str(self.version))
         if self.recompute:

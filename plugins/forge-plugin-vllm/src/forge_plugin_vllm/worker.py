@@ -1,6 +1,6 @@
 """What runs inside each vLLM worker: `EngineArgs(worker_extension_cls="forge_plugin_vllm.worker:...")` mixes it in.
 
-    engine.collective_rpc("forge_open", args=(opening,))
+    engine.collective_rpc("forge_open", args=(opening, os.getpid()))
     digests = engine.collective_rpc("forge_load", args=(receipt, True))
 
 Weights are fetched here and not in the engine's process, so that with tensor parallelism each worker reads its own.
@@ -8,11 +8,15 @@ Weights are fetched here and not in the engine's process, so that with tensor pa
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
+import os
+import signal
+import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import attrs
@@ -21,6 +25,8 @@ from forge_host.api import Receipt, Transport
 from forge_host.errors import RunError
 from forge_host.loop.checksum import tensor_digest, weights_digest
 from forge_plugin_vllm.checkpoint import Shape, check_names
+
+PR_SET_PDEATHSIG = 1  #: of Linux's prctl
 
 
 @attrs.frozen
@@ -57,41 +63,51 @@ class WorkerExtension:
     forge_opening: Opening
     forge_transport: Transport
 
-    def forge_open(self, opening: Opening) -> None:
+    def forge_open(self, opening: Opening, engine_pid: int) -> None:
         # At every update it warns of layers without weights of their own; names and shapes are checked here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self.forge_opening, self.forge_transport = opening, opening.transport_here()
+        if (
+            engine_pid != os.getpid() and sys.platform == "linux"
+        ):  # a worker of its own: it ends with its engine, at once
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def forge_load(self, receipt: Receipt, checksum: bool) -> dict[str, Any]:
-        """Replace the model's weights by the receipt's: all of them, or none and an error.
+        """Replace the model's weights by the receipt's.
 
-        Every tensor is there and checked before the first one is loaded. Returns the digest of what was loaded ("" when
-        not asked for) and the seconds that fetching and loading took.
-
-        Raises:
-            RunError: the version cannot be fetched, or does not fit the model.
+        Every tensor is there and checked before the first one is loaded. Returns `refused`, the RunError for which
+        nothing was loaded, or `digest` of what was loaded ("" when not asked for), `fetch_s` and `load_s`. An
+        exception means that the model is no longer of one version.
         """
         began = time.perf_counter()
-        tensors: Any = self.forge_transport.fetch(receipt)
-        with closing(tensors) if hasattr(tensors, "close") else nullcontext():
+        tensors: Any = iter(())
+        try:
+            tensors = self.forge_transport.fetch(receipt)
             held = list(itertools.islice(tensors, receipt.num_tensors))
-            if len(held) != receipt.num_tensors:
-                raise RunError(f"version {receipt.version} came with {len(held)} of {receipt.num_tensors} tensors")
-            if self.forge_opening.shapes:
-                received = ((name, tuple(tensor.shape)) for name, tensor in held)
-                check_names(self.forge_opening.shapes, received, tied=self.forge_opening.tied)
+            self._forge_check(receipt, held)
+        except RunError as error:  # returned, because vLLM turns a worker's exception into text
+            with _closing(tensors):
+                return {"refused": error.with_traceback(None)}
+        with _closing(tensors):
             digest = weights_digest((name, tensor_digest(tensor)) for name, tensor in held) if checksum else ""
             fetched = time.perf_counter()
             self.model_runner.reload_weights(weights_iterator=iter(held), is_checkpoint_format=True)
             self._forge_tie_head()
             self._forge_synchronize()  # the tensors are the transport's again after this
+            held.clear()
             if next(tensors, None) is not None:
                 raise RunError(f"version {receipt.version} came with more than its {receipt.num_tensors} tensors")
-            held.clear()
         return {"digest": digest, "fetch_s": fetched - began, "load_s": time.perf_counter() - fetched}
 
     def forge_close(self) -> None:
         self.forge_transport.close()
+
+    def _forge_check(self, receipt: Receipt, held: list[tuple[str, Any]]) -> None:
+        if len(held) != receipt.num_tensors:
+            raise RunError(f"version {receipt.version} came with {len(held)} of {receipt.num_tensors} tensors")
+        if self.forge_opening.shapes:
+            received = ((name, tuple(tensor.shape)) for name, tensor in held)
+            check_names(self.forge_opening.shapes, received, tied=self.forge_opening.tied)
 
     def _forge_tie_head(self) -> None:
         """Give a tied output embedding the packed matrix of the input embedding.
@@ -115,3 +131,8 @@ class WorkerExtension:
 
         if self.model_runner.device.type == "cuda":
             torch.cuda.synchronize(self.model_runner.device)
+
+
+def _closing(tensors: Any) -> AbstractContextManager[Any]:
+    """Ends the transport's lease at the end of the block."""
+    return closing(tensors) if hasattr(tensors, "close") else nullcontext()
