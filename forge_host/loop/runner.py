@@ -18,7 +18,7 @@ import attrs
 import structlog
 
 from forge_host.api import ADVANTAGE_ARGUMENTS
-from forge_host.errors import ForgeError, PluginError, RunError, UsageError
+from forge_host.errors import ForgeError, RunError, UsageError
 from forge_host.loop.checkpoint import Checkpoint
 from forge_host.loop.controller import Controller
 from forge_host.loop.prompts import PromptEncoder
@@ -117,7 +117,9 @@ class Runner:
             sampler = self.host.build("sampler", plan.sampler.use)
             self.probes = list(islice(iter(dataset), NUM_PROBES))
             if config.evaluation.interval:
-                self.held_out = await asyncio.to_thread(held_out, self.host, plan.dataset.use, config.evaluation)
+                self.held_out = await asyncio.to_thread(
+                    held_out, self.host, plan.evaluation.use, config.evaluation.num_prompts
+                )
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -243,19 +245,13 @@ class Runner:
             loop.add_signal_handler(number, on_signal)
 
 
-def held_out(host: Any, use: Use, settings: Any) -> list[Any]:
-    """The evaluation's prompts: the first of the dataset with `evaluation.dataset`'s keys replaced.
+def held_out(host: Any, use: Use, num_prompts: int) -> list[Any]:
+    """The evaluation's prompts: the first of its dataset.
 
     Raises:
-        UsageError: an unknown key, or no prompt at all.
+        UsageError: there is none.
     """
-    chosen = dict(settings.dataset)
-    ref = chosen.pop("path", None)
-    if ref is not None and _is_dataset(host, ref):
-        use = Use(ref, chosen)
-    else:
-        use = Use(use.ref, {**use.config, **chosen, **({"path": ref} if ref is not None else {})})
-    prompts = list(islice(iter(host.build("dataset", use)), settings.num_prompts))
+    prompts = list(islice(iter(host.build("dataset", use)), num_prompts))
     if not prompts:
         raise UsageError("the evaluation's dataset has no prompts", where="evaluation.dataset")
     return prompts
@@ -266,14 +262,6 @@ def data_parallel_degree(config: Any) -> int:
     p = config.parallelism
     split = p.tensor_parallel_degree * p.pipeline_parallel_degree * p.context_parallel_degree
     return int(config.services["trainer"].procs // split)
-
-
-def _is_dataset(host: Any, ref: str) -> bool:
-    try:
-        host.find("dataset", ref)
-    except PluginError:
-        return False
-    return True
 
 
 def _sample(before: Group, after: Group) -> dict[str, Any]:
