@@ -61,8 +61,13 @@ async def start_roles(session: Session, host: Any, context: RoleContext, places:
 
     def parts(role: str, part: Any) -> tuple[Any, ...]:
         cls, config = load_target(host.find(part.kind, part.use.ref)), host.configure(part.kind, part.use)
+        mine = {gpu for replica in places[role].gpus for gpu in replica}
         here = attrs.evolve(
-            context, role=role, device=places[role].device, procs=services_of(context.config, role).procs
+            context,
+            role=role,
+            device=places[role].device,
+            procs=services_of(context.config, role).procs,
+            shares_device=any(mine & set(r) for p in places.values() if p.role != role for r in p.gpus),
         )
         options = services_of(context.config, role)
         env = cls.environment(config, here)

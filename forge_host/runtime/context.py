@@ -27,6 +27,7 @@ class RoleContext:
         run_dir: absolute path of the run directory.
         procs: ranks of one replica (each rank reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
         device: "cuda" or "cpu", as placed.
+        shares_device: another role uses the same GPU, so leave it memory.
         lock: the run's `PluginLock`; `host()` rebuilds the same plugins from it and refuses others.
     """
 
@@ -39,6 +40,7 @@ class RoleContext:
     run_dir: str
     procs: int = 1
     device: str = "cpu"
+    shares_device: bool = False
     lock: Any = None
 
     def host(self) -> PluginHost:

@@ -48,7 +48,6 @@ class VLLMGenerator(ForgeActor):
 
         config, context = self.config, self.context
         check_version(installed_version(), allow_untested=config.allow_untested_version)
-        service = context.config.services.get(context.role)
         arguments = engine_arguments(
             config,
             model_path=context.model_path,
@@ -56,7 +55,7 @@ class VLLMGenerator(ForgeActor):
             device=context.device,
             seed=context.config.training.seed if config.seed is None else config.seed,
             procs=context.procs,
-            shared=service is not None and service.colocate_with is not None,
+            shared=context.shares_device,
             sequences=None if context.plan is None else _sequences(context),
         )
         opening = Opening(
