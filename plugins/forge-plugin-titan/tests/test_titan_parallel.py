@@ -17,16 +17,18 @@ from forge_host.errors import UsageError
 TRAINING = TrainingConfig(dtype="float32", seq_len=64, learning_rate=1e-3, max_grad_norm=0.5)
 
 
-def run_rank(rank, world, port, folder, parallelism, training, out):
-    """Two steps and everything there is to know about them; the file of rank 0 is compared."""
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    from forge_plugin_titan.config import TitanConfig
-    from forge_plugin_titan.device import prepare
+CASES = {
+    "shard": (ParallelismConfig(), TRAINING),
+    "tensor": (ParallelismConfig(tensor_parallel_degree=2), TRAINING),
+    "replicate": (ParallelismConfig(data_parallel_replicate_degree=2, data_parallel_shard_degree=1), TRAINING),
+    "bfloat16": (ParallelismConfig(), attrs.evolve(TRAINING, dtype="bfloat16", gradient_checkpointing=True)),
+}
+FAMILIES = ("llama", "qwen3")
 
-    prepare("cpu", num_threads=1, timeout_s=60)
+
+def three_steps(folder, parallelism, training, out):
+    """Two steps, a checkpoint, a third step, and the same third step from the checkpoint."""
+    from forge_plugin_titan.config import TitanConfig
     from forge_plugin_titan.engine import TitanEngine
 
     def make():
@@ -40,49 +42,63 @@ def run_rank(rank, world, port, folder, parallelism, training, out):
         loss = engine.train_step(inputs, targets)
         steps.append((loss, engine.metrics()["policy/grad_norm"], engine.metrics()["tokens/trained"]))
     logprobs = engine.logprobs(inputs, targets)
+    weights = {name: tensor.clone() for name, tensor in engine.named_tensors()}
     engine.save(f"{out}/state")
+    engine.save_hf(f"{out}/hf")
     third = engine.train_step(inputs, targets)
     again = make()
     again.load(f"{out}/state")
-    engine.save_hf(f"{out}/hf")
-    weights = {name: tensor.clone() for name, tensor in engine.named_tensors()}
     resumed = again.train_step(inputs, targets)
-    torch.save(
-        {"steps": steps, "logprobs": logprobs, "weights": weights, "third": third, "resumed": resumed},
-        f"{out}/rank{rank}.pt",
-    )
+    return {"steps": steps, "logprobs": logprobs, "weights": weights, "third": third, "resumed": resumed}
 
 
-def run(folder, out, world, parallelism, training=TRAINING):
-    out.mkdir()
+def run_rank(rank, port, base):
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    from forge_plugin_titan.device import prepare
+
+    prepare("cpu", num_threads=1, timeout_s=60)
+    for family in FAMILIES:
+        for case, (parallelism, training) in CASES.items():
+            found = three_steps(f"{base}/{family}", parallelism, training, f"{base}/{family}-{case}")
+            torch.save(found, f"{base}/{family}-{case}.{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Folder with both models and what two processes made of them, started once: importing takes most of the time."""
+    base = tmp_path_factory.mktemp("parallel")
+    for family in FAMILIES:
+        save_model(str(base / family), family, tied=family == "llama")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(run_rank, (world, port, folder, parallelism, training, str(out)), nprocs=world)
-    return [torch.load(out / f"rank{rank}.pt") for rank in range(world)]
+    mp.spawn(run_rank, (port, str(base)), nprocs=2)
+    return base
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def alone(request, tmp_path_factory):
-    """The folder of a model and what one process makes of it."""
-    base = tmp_path_factory.mktemp(request.param)
-    save_model(str(base / "model"), request.param, tied=request.param == "llama")
-    return str(base / "model"), run(str(base / "model"), base / "alone", 1, ParallelismConfig())[0]
+@pytest.fixture(scope="module", params=FAMILIES)
+def alone(request, base):
+    """A family, and what this one process makes of it."""
+    from forge_plugin_titan.device import prepare
+
+    prepare("cpu", num_threads=1)
+    out = base / f"{request.param}-alone"
+    return request.param, three_steps(str(base / request.param), ParallelismConfig(), TRAINING, str(out))
 
 
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        {"data_parallel_shard_degree": -1},
-        {"tensor_parallel_degree": 2},
-        {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 1},
-    ],
-    ids=["shard", "tensor", "replicate"],
-)
-def test_two_processes_take_the_step_of_one(alone, tmp_path, degrees):
-    folder, expected = alone
-    ranks = run(folder, tmp_path / "two", 2, ParallelismConfig(**degrees))
-    for found in ranks:
+def ranks(base, family, case):
+    return [torch.load(base / f"{family}-{case}.{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["shard", "tensor", "replicate"])
+def test_two_processes_take_the_steps_of_one(base, alone, case):
+    family, expected = alone
+    both = ranks(base, family, case)
+    for found in both:
         for (loss, norm, tokens), (loss1, norm1, tokens1) in zip(found["steps"], expected["steps"], strict=True):
             assert loss == pytest.approx(loss1, abs=1e-5)
             assert norm == pytest.approx(norm1, rel=1e-5)
@@ -93,16 +109,28 @@ def test_two_processes_take_the_step_of_one(alone, tmp_path, degrees):
         assert found["weights"].keys() == expected["weights"].keys()
         for name, tensor in expected["weights"].items():
             torch.testing.assert_close(found["weights"][name], tensor, rtol=0, atol=2e-4, msg=name)
-    assert all(torch.equal(ranks[0]["weights"][n], ranks[1]["weights"][n]) for n in ranks[0]["weights"])
+    assert all(torch.equal(both[0]["weights"][n], both[1]["weights"][n]) for n in both[0]["weights"])
 
 
-def test_bfloat16_and_recomputation_on_shards(alone, tmp_path):
-    folder, expected = alone
-    training = attrs.evolve(TRAINING, dtype="bfloat16", gradient_checkpointing=True)
-    found = run(folder, tmp_path / "two", 2, ParallelismConfig(), training)[0]
+@pytest.mark.slow
+def test_bfloat16_and_recomputation_on_shards(base, alone):
+    family, expected = alone
+    found = ranks(base, family, "bfloat16")[0]
     assert found["steps"][0][0] == pytest.approx(expected["steps"][0][0], abs=0.05)
     assert found["resumed"] == found["third"]
     assert all(tensor.dtype == torch.bfloat16 for tensor in found["weights"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["shard", "tensor"])
+def test_sharded_models_export_what_they_publish(base, alone, case):
+    from safetensors.torch import load_file
+
+    family, _ = alone
+    published = ranks(base, family, case)[0]["weights"]
+    exported = load_file(base / f"{family}-{case}" / "hf" / "model.safetensors")
+    assert exported.keys() == published.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in published.items())
 
 
 @pytest.mark.parametrize(
