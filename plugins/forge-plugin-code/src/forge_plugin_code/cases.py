@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -147,6 +148,7 @@ assert _found == _expected or _expected == [_found], f"{function} gave {{_found!
 """
 
 
+@lru_cache(maxsize=4096)  # the replies to one prompt share its tests
 def _with_check(code: str, entry_point: str | None) -> str:
     """HumanEval's form defines `check(candidate)` and leaves the call to the reader."""
     try:

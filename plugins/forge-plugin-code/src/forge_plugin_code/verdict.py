@@ -27,7 +27,8 @@ def run_stdio(pool: Pool, code: str, cases: StdioCases, config: CodeReward) -> O
     """Runs the program once for each input, in one sandbox, in processes of their own."""
     passed, note, total = 0, "", len(cases.inputs)
     with pool.sandbox() as sandbox:
-        _start(sandbox, {"kind": "stdio", "code": code, "limits": config.limits})
+        sandbox.start_job({"kind": "stdio", "code": code, "limits": config.limits})
+        _started(sandbox)
         deadline = time.monotonic() + config.total_s
         for number, (given, expected) in enumerate(zip(cases.inputs, cases.outputs, strict=True)):
             if time.monotonic() >= deadline:
@@ -53,13 +54,15 @@ def run_asserts(pool: Pool, code: str, cases: AssertCases, config: CodeReward) -
     limits = config.limits | {"timeout_s": min(config.timeout_s, config.total_s)}
     tests = {"setup": cases.setup, "units": list(cases.units), "entry_point": cases.entry_point}
     with theirs, ours, pool.sandbox() as tester, pool.sandbox() as candidate:
-        _start(candidate, {"kind": "candidate", "code": code, "limits": limits}, theirs.fileno())
+        candidate.start_job({"kind": "candidate", "code": code, "limits": limits}, (theirs.fileno(),))
         theirs.close()
         stop = not config.partial_credit
         # The tests' process prints one line a test; its own output limit is not the program's.
         roomy = limits | {"output_bytes": 64 * 1024**2, "memory_bytes": max(limits["memory_bytes"], 512 * 1024**2)}
-        _start(tester, {"kind": "tests", "limits": roomy, "stop": stop, **tests}, ours.fileno())
+        tester.start_job({"kind": "tests", "limits": roomy, "stop": stop, **tests}, (ours.fileno(),))
         ours.close()
+        _started(candidate)
+        _started(tester)
         event = _outcome(tester, time.monotonic() + limits["timeout_s"] + GRACE_S)
         lines = [json.loads(line) for line in event["output"].splitlines() if line.endswith("}")]
         for line in lines:
@@ -78,9 +81,8 @@ def run_asserts(pool: Pool, code: str, cases: AssertCases, config: CodeReward) -
         return passed, len(cases.units), note
 
 
-def _start(sandbox: Sandbox, job: dict[str, Any], *fds: int) -> None:
-    """Gives the job and waits until the program is about to run: what happens later is its own doing."""
-    sandbox.start_job(job, fds)
+def _started(sandbox: Sandbox) -> None:
+    """Waits until the program is about to run: what happens later is its own doing."""
     event = sandbox.receive(time.monotonic() + START_S)
     if event is None or event.get("event") != "started":
         raise SandboxError(f"the sandbox did not start a job: {event}")
