@@ -218,7 +218,7 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")
 
 @attrs.frozen(kw_only=True)
 class Aggregation:
-    """How per-token losses [B, T] become one number over the whole step (formulas: `forge_host.rl.aggregate`)."""
+    """How per-token losses [B, T] become one number over the whole step (formulas: `forge_host.rl.aggregation`)."""
 
     mode: str = field(
         default="token-mean",
@@ -271,7 +271,10 @@ class Correction:
 
 @attrs.frozen(kw_only=True)
 class AlgorithmParts:
-    """What an algorithm is made of. References, not objects, so an algorithm's module needs no torch."""
+    """What an algorithm is made of. References, not objects, so an algorithm's module needs no torch.
+
+    `offline` trains on the dataset's own responses (SFT): no generator and no rewards are started.
+    """
 
     loss: Use
     advantage: Use
@@ -283,6 +286,7 @@ class AlgorithmParts:
     correction: Correction = Correction()
     entropy_coef: float = 0.0
     mask_truncated: bool = False
+    offline: bool = False
 
 
 # --- what observers see ---------------------------------------------------------------------------------------------

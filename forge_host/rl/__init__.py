@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_host.rl.advantages import compute_advantages
-    from forge_host.rl.aggregate import StepTotals, aggregate
+    from forge_host.rl.aggregation import StepTotals, aggregate
     from forge_host.rl.correction import correction_weights
     from forge_host.rl.kl import kl_estimate, token_kl
     from forge_host.rl.logprobs import linear_logprobs, token_logprobs
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from forge_host.rl.types import LossOutput
 
 _HOME = {
-    "LossOutput": "types", "MetricSum": "metrics", "Objective": "objective", "StepTotals": "aggregate",
-    "aggregate": "aggregate", "compute_advantages": "advantages", "correction_weights": "correction",
+    "LossOutput": "types", "MetricSum": "metrics", "Objective": "objective", "StepTotals": "aggregation",
+    "aggregate": "aggregation", "compute_advantages": "advantages", "correction_weights": "correction",
     "kl_estimate": "kl", "linear_logprobs": "logprobs", "merge_metrics": "metrics", "ppo_clip": "ppo",
     "safe_exp": "ratio", "sequence_log_ratio": "ratio", "token_kl": "kl", "token_logprobs": "logprobs",
 }  # fmt: skip

@@ -27,7 +27,7 @@ from torch import Tensor
 from forge_host.api import LOSS_ARGUMENTS
 from forge_host.errors import UsageError
 from forge_host.plugins.calling import CallByName
-from forge_host.rl.aggregate import StepTotals, aggregate, fixed_length
+from forge_host.rl.aggregation import StepTotals, aggregate, fixed_length
 from forge_host.rl.correction import correction_weights
 from forge_host.rl.kl import kl_estimate
 from forge_host.rl.metrics import MetricSum
@@ -138,16 +138,16 @@ class Objective:
             loss = torch.where(share > 0, policy, 0.0) * share
         else:
             policy = policy if weights is None else policy * weights
-            loss = self._sum(torch.where(valid, policy, 0.0), counts, totals)
+            loss = self._sum(policy, counts, totals, valid)
         policy_loss = loss.detach()
         penalty, kl = self._penalty(given, out)
         if penalty is not None:
-            loss = loss + self._sum(torch.where(valid, penalty, 0.0), counts, totals)
+            loss = loss + self._sum(penalty, counts, totals, valid)
         metrics = observe(given, valid, dropped, out, policy_loss, kl, weights, outside, self.correction)
         return loss, metrics
 
-    def _sum(self, per_token: Tensor, counts: Tensor, totals: StepTotals) -> Tensor:
-        return aggregate(per_token, counts, self.aggregation, totals, self.max_tokens)
+    def _sum(self, per_token: Tensor, counts: Tensor, totals: StepTotals, valid: Tensor) -> Tensor:
+        return aggregate(per_token, counts, self.aggregation, totals, self.max_tokens, valid)
 
     def _penalty(self, given: Mapping[str, Tensor], out: LossOutput) -> tuple[Tensor | None, Tensor | None]:
         """What is added to each token's policy loss, and the KL estimate in it."""

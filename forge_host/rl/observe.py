@@ -41,7 +41,8 @@ def observe(
     number = valid.sum()
 
     def mean(values: Tensor) -> MetricSum:
-        return MetricSum.mean(torch.where(valid, values, 0).sum(), number)
+        # The tensors are 0 where a token does not count, and so is every KL estimate of zeros.
+        return MetricSum.mean(values.sum(), number)
 
     metrics = {"policy/loss": MetricSum("sum", policy_loss), "policy/dropped_tokens": MetricSum("sum", dropped)}
     logprobs = given["logprobs"]
@@ -64,9 +65,8 @@ def observe(
             metrics[name] = MetricSum.mean((valid & clipped).sum(), number)
     effective = ratio if weights is None else weights * valid if ratio is None else ratio * weights
     if effective is not None:
-        metrics["policy/effective_sample_size"] = MetricSum(
-            "ess", effective.sum(), number, effective.square().sum()
-        )
+        flat = effective.flatten()
+        metrics["policy/effective_sample_size"] = MetricSum("ess", flat.sum(), number, flat.dot(flat))
     if "generator_logprobs" in given:
         metrics["policy/generator_kl"] = mean(kl_estimate(given["generator_logprobs"], old, KL()))
     if outside is not None:

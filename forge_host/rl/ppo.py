@@ -48,13 +48,21 @@ def clip_ratio(
     dual_clip: float | None = None,
     max_ratio: float | None = None,
 ) -> LossOutput:
-    """The clipped loss of a given ratio, [B, T] or [B, 1] (one a row), and where each bound took effect."""
-    free = ratio if max_ratio is None else ratio.clamp(max=max_ratio)
-    banded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -torch.min(free * advantages, banded * advantages)
+    """The clipped loss of a given ratio, [B, T] or [B, 1] (one a row), and where each bound took effect.
+
+    min(r A, clip(r) A) is (bound if r is beyond it on the side that A pushes to, else r) A: one product instead of two,
+    and no `min` whose backward pass compares again.
+    """
+    with torch.no_grad():
+        raising = advantages > 0
+        low, high = (ratio < 1 - clip_low) & (advantages < 0), (ratio > 1 + clip_high) & raising
+        # `torch.where` of two Python numbers would be float32 even among float64 tensors.
+        bound = torch.full_like(advantages, 1 - clip_low).masked_fill_(raising, 1 + clip_high)
+    if max_ratio is None:
+        loss = torch.where(low | high, bound, ratio) * -advantages
+    else:
+        banded = ratio.clamp(1 - clip_low, 1 + clip_high)
+        loss = -torch.min(ratio.clamp(max=max_ratio) * advantages, banded * advantages)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
-    with torch.no_grad():
-        moved = ratio - banded
-        low, high = (moved < 0) & (advantages < 0), (moved > 0) & (advantages > 0)
     return LossOutput(loss, ratio=ratio, clipped_low=low, clipped_high=high)

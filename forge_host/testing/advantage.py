@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from forge_host.errors import RunError, UsageError
-from forge_host.testing.evaluate import evaluate_advantage
+from forge_host.testing.evaluate import declared, evaluate_advantage
 
 REWARDS = (1.0, 0.0, 0.25, 0.9, 0.5, 0.5, 0.1, 0.7)
 GROUPS = (3, 3, 3, 3, 7, 7, 7, 7)
@@ -55,9 +55,9 @@ class AdvantageContract:
             if self.baseline == "group":  # beside a group that differs
                 rewards = torch.cat([rewards, torch.tensor([0.0, 1.0, 1.0], dtype=dtype)])
                 groups = torch.cat([groups, torch.ones(3, dtype=torch.int64)])
-            values = evaluate_advantage(self.ref, rewards, groups, self.config, padding_mask=self._ones(len(rewards)))
+            values = self._evaluate(rewards, groups, padding_mask=self._ones(len(rewards)))
             if self.baseline == "none":
-                assert (values[:size] == values[0]).all(), f"{size} rewards of {reward} in {dtype} give different values"
+                assert (values[:size] == values[0]).all(), f"{size} rewards of {reward} differ"
             else:
                 assert (values[:size] == 0).all(), f"{size} rewards of {reward} in {dtype} give {values[0, 0]}"
 
@@ -70,8 +70,8 @@ class AdvantageContract:
 
     def test_row_order_does_not_matter(self) -> None:
         order = torch.tensor([4, 0, 5, 2, 7, 1, 6, 3])
-        moved = evaluate_advantage(
-            self.ref, self._rewards()[order], torch.tensor(GROUPS)[order], self.config, padding_mask=self._mask()[order]
+        moved = self._evaluate(
+            self._rewards()[order], torch.tensor(GROUPS)[order], padding_mask=self._mask()[order]
         )
         torch.testing.assert_close(moved, self._advantages()[order], rtol=1e-12, atol=1e-14)
 
@@ -82,16 +82,16 @@ class AdvantageContract:
         torch.testing.assert_close(values[:, :-3], self._advantages(), rtol=1e-12, atol=1e-14)
 
     def test_group_numbers_do_not_matter(self) -> None:
-        other = evaluate_advantage(
-            self.ref, self._rewards(), [90 if g == 3 else 2 for g in GROUPS], self.config, padding_mask=self._mask()
+        other = self._evaluate(
+            self._rewards(), [90 if g == 3 else 2 for g in GROUPS], padding_mask=self._mask()
         )
         torch.testing.assert_close(other, self._advantages(), rtol=1e-12, atol=1e-14)
 
     def test_other_groups_do_not_matter(self) -> None:
         if self.batch_statistics or self.baseline != "group":
             pytest.skip("declared to use the whole batch")
-        alone = evaluate_advantage(
-            self.ref, self._rewards()[:4], GROUPS[:4], self.config, padding_mask=self._mask()[:4]
+        alone = self._evaluate(
+            self._rewards()[:4], GROUPS[:4], padding_mask=self._mask()[:4]
         )
         torch.testing.assert_close(alone, self._advantages()[:4], rtol=1e-12, atol=1e-14)
 
@@ -100,25 +100,28 @@ class AdvantageContract:
         rewards, groups = [1.0, 0.0, 0.5], [0, 0, 1]
         if self.baseline == "group" and self.config.get("lone", "error") == "error":
             with pytest.raises(UsageError, match="n_samples"):
-                evaluate_advantage(self.ref, rewards, groups, self.config, padding_mask=self._ones(3))
+                self._evaluate(rewards, groups, padding_mask=self._ones(3))
         else:
-            values = evaluate_advantage(self.ref, rewards, groups, self.config, padding_mask=self._ones(3))
+            values = self._evaluate(rewards, groups, padding_mask=self._ones(3))
             assert torch.isfinite(values).all()
 
     def test_reward_that_is_not_finite_is_refused(self) -> None:
         rewards = self._rewards()
         rewards[1] = torch.nan
         with pytest.raises(RunError, match="not finite"):
-            evaluate_advantage(self.ref, rewards, GROUPS, self.config, padding_mask=self._mask())
+            self._evaluate(rewards, GROUPS, padding_mask=self._mask())
 
     def test_inputs_are_left_alone(self) -> None:
         rewards, groups, mask = self._rewards(), torch.tensor(GROUPS), self._mask()
         for _ in range(2):
-            values = evaluate_advantage(self.ref, rewards, groups, self.config, padding_mask=mask)
+            values = self._evaluate(rewards, groups, padding_mask=mask)
         assert torch.equal(rewards, self._rewards()) and torch.equal(mask, self._mask())
         assert torch.equal(values, self._advantages())
 
     # --- inputs ---
+
+    def _evaluate(self, rewards: Any, groups: Any, padding_mask: Tensor) -> Tensor:
+        return evaluate_advantage(declared(self), rewards, groups, self.config, padding_mask=padding_mask)
 
     def _rewards(self) -> Tensor:
         return torch.tensor(REWARDS, dtype=torch.float64)
@@ -131,4 +134,4 @@ class AdvantageContract:
 
     def _advantages(self, mask: Tensor | None = None) -> Tensor:
         mask = self._mask() if mask is None else mask
-        return evaluate_advantage(self.ref, self._rewards(), GROUPS, self.config, padding_mask=mask)
+        return self._evaluate(self._rewards(), GROUPS, padding_mask=mask)

@@ -11,6 +11,7 @@ Public, for anyone who checks us: the same `Objective` and `compute_advantages` 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -58,6 +59,12 @@ def component(
     if config:
         raise TypeError(f"{kind} is already built; settings go with a reference or a class")
     return CallByName(ref, known, f"{kind} `{getattr(ref, '__name__', type(ref).__name__)}`")
+
+
+def declared(owner: object, name: str = "ref") -> Any:
+    """The class attribute as it was written: a plain function stays one instead of becoming a method."""
+    value = inspect.getattr_static(type(owner), name)
+    return value.__func__ if isinstance(value, staticmethod) else value
 
 
 def make_objective(

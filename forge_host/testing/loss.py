@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from forge_host.rl import MetricSum, Objective, StepTotals, merge_metrics
-from forge_host.testing.evaluate import make_objective
+from forge_host.testing.evaluate import declared, make_objective
 from forge_host.testing.frozen import FrozenDetach
 from forge_host.testing.ranks import shared_gradient, two_ranks
 
@@ -185,7 +185,7 @@ class LossContract:
     # --- how a step is computed ---
 
     def _spec(self) -> dict[str, Any]:
-        ref = self.ref
+        ref = declared(self)
         if isinstance(ref, type) or inspect.isfunction(ref):
             # By place, so that another process finds it; test modules are not importable by name.
             ref = f"{inspect.getfile(ref)}:{ref.__qualname__}"
@@ -195,7 +195,7 @@ class LossContract:
         }  # fmt: skip
 
     def _objective(self, **changes: Any) -> Objective:
-        return make_objective(**{**self._spec(), "ref": self.ref, **changes})
+        return make_objective(**{**self._spec(), "ref": declared(self), **changes})
 
     def _tensors(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """Five rows of 7, 1, 4, 0 and 5 tokens; ratios of 0.1 to 8; advantages of both signs."""

@@ -45,7 +45,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "slime_grpo": ("grpo/grpo", {"eps": 1e-6}),
 }
 LEFT_OUT = {
-    "trl_gdpo_normalize_then_sum": "GDPO standardises each reward by itself; an estimator here sees the composed reward",
+    "trl_gdpo_normalize_then_sum": "GDPO standardises each reward by itself; estimators here see their sum",
 }
 #: Computed in float32 by the library (their `hand_rel_diff` to the exact formula is above 1e-9).
 SINGLE = {
@@ -109,7 +109,7 @@ KL_TABLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", list(GOLDEN["kl"]["estimators"]))
 def test_kl(name: str) -> None:
-    """exp(x) - x - 1, as libraries compute k3, has an absolute error of one rounding at 1, which expm1 does not have."""
+    """exp(x) - x - 1, as libraries compute k3, is off by one rounding at 1, which expm1 is not."""
     record = GOLDEN["kl"]["estimators"][name]
     single = record.get("dtype") == "torch.float32"
     difference = torch.tensor(GOLDEN["kl"]["ref_minus_lp"], dtype=torch.float32 if single else torch.float64)

@@ -82,7 +82,7 @@ class SimpleGRPOLoss(SimpleGRPO):
     """
 
     def __call__(self, logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, padding_mask: Tensor) -> Tensor:  # type: ignore[override]
-        from forge_host.rl.aggregate import batch_loss, zero_padding
+        from forge_host.rl.aggregation import batch_loss, zero_padding
 
         inputs = zero_padding(padding_mask, logprobs, ref_logprobs, advantages)
         return batch_loss(SimpleGRPO.__call__(self, *inputs), padding_mask, "sequence-mean")

@@ -57,7 +57,7 @@ class ReinforceLoss(Reinforce):
     def __call__(  # type: ignore[override]
         self, logprobs: Tensor, generator_logprobs: Tensor, advantages: Tensor, padding_mask: Tensor
     ) -> Tensor:
-        from forge_host.rl.aggregate import batch_loss, zero_padding
+        from forge_host.rl.aggregation import batch_loss, zero_padding
 
         inputs = zero_padding(padding_mask, logprobs, generator_logprobs, advantages)
         return batch_loss(Reinforce.__call__(self, *inputs).loss, padding_mask)

@@ -55,16 +55,18 @@ def aggregate(
     aggregation: Aggregation,
     totals: StepTotals,
     max_tokens: int | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """This micro-batch's contribution (0-dim) to the step's loss; `loss` is [B, T] or [B, 1], the mask [B, T].
 
     Args:
         max_tokens: divisor of fixed-length when `aggregation.length` is None.
+        valid: [B, T], tokens that add to the loss when they are fewer than those the mask counts in denominators.
 
     Raises:
         UsageError: fixed-length without a length.
     """
-    masked = torch.where(padding_mask, loss, 0.0)
+    masked = torch.where(padding_mask if valid is None else valid, loss, 0.0)
     if aggregation.mode == "token-mean":
         return masked.sum() / max(totals.num_tokens, 1)
     rows = max(totals.num_rows if aggregation.empty_rows == "count" else totals.num_nonempty_rows, 1)
