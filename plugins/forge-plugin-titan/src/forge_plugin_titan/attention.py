@@ -225,7 +225,9 @@ def flex_mask(segments: Sequence[Segment], device: torch.device | str, block_siz
 
     lengths = torch.tensor([s.length for s in segments])
     table = torch.tensor([[s.start, s.prefix, s.prefix_end] for s in segments])
-    start, prefix, prefix_end = table.repeat_interleave(lengths, 0).to(device=device, dtype=torch.int32).unbind(1)
+    columns = table.repeat_interleave(lengths, 0).to(device=device, dtype=torch.int32).unbind(1)
+    # Tensors of their own: autotuning rebuilds captured views by size and stride alone and then reads outside them.
+    start, prefix, prefix_end = (column.clone() for column in columns)
 
     def visible(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         own = (kv >= start[q]) & (kv <= q)
