@@ -25,6 +25,7 @@ class FakeConfig:
     delay_s: float = field(default=0.0, help="time of one call", unit="s")
     wrong_weights: bool = field(default=False, help="load something else than was published")
     no_versions: bool = field(default=False, help="forget the policy versions")
+    learning_rate: float = field(default=150.0, help="of the table's gradient descent")
     flag: str = field(default="", help="file that is made on the first death, after which no more happen")
 
 
@@ -39,8 +40,9 @@ class FakeActor(ForgeActor):
 
     async def called(self) -> None:
         self.calls += 1
+        number = self.calls
         await asyncio.sleep(self.config.delay_s)
-        if self.config.die_at == self.calls and not (self.config.flag and Path(self.config.flag).exists()):
+        if self.config.die_at == number and not (self.config.flag and Path(self.config.flag).exists()):
             if self.config.flag:
                 Path(self.config.flag).touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -80,7 +82,8 @@ class Trainer(FakeActor):
         from forge_host.testing.fakes import FakeTrainer
 
         self._transport = self.transport()
-        self.model = FakeTrainer(transport=self._transport, learning_rate=150.0)
+        loss = self.context.host().build("loss", self.context.plan.loss.use)
+        self.model = FakeTrainer(loss=loss, transport=self._transport, learning_rate=self.config.learning_rate)
 
     @endpoint
     async def train_step(self, inputs, targets) -> float:
