@@ -17,6 +17,9 @@ from rich.table import Table
 def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the summary that `forge_host.loop.run.run` returns. Plain text when the output is no terminal."""
     console = console or Console(width=min(shutil.get_terminal_size((80, 24)).columns, 100), highlight=False)
+    if summary.get("kind") == "sft":
+        _print_sft(summary, console)
+        return
     rewards = summary["rewards"]
     console.print()
     if len(rewards) >= 2:
@@ -41,6 +44,50 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
         console.print("next: forge-host run quickstart --set dataset.high=30    a harder task")
         console.print("      forge-host new my-reward --kind reward             your own reward")
         console.print("      forge-host components list                         everything there is")
+
+
+def _print_sft(summary: Mapping[str, Any], console: Console) -> None:
+    edge = min(5, len(summary["losses"]))
+    if edge:
+        console.print(
+            f"\ntraining loss: first {edge} steps {summary['loss_first']:.4f}, last {edge} steps "
+            f"[bold]{summary['loss_last']:.4f}[/bold] nats a token"
+        )
+    if summary["eval_loss_last"] is not None:
+        console.print(f"held-out loss: {summary['eval_loss_first'] or summary['eval_loss_last']:.4f} at the start, "
+                      f"[bold]{summary['eval_loss_last']:.4f}[/bold] at the end")  # fmt: skip
+    if summary["train_s"] is not None:
+        rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] else ""
+        console.print(
+            f"{summary['steps']} steps in {summary['train_s']:.0f} s{rate}, start-up {summary['startup_s']:.0f} s, "
+            f"{summary['dropped']:.0f} examples left out as too long"
+        )
+    console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
+    if "model" in summary:
+        console.print(f"trained model: {escape(summary['model'])} (Hugging Face format)", soft_wrap=True)
+    if summary["status"] == "done" and "model" in summary:
+        model = escape(summary["model"])
+        console.print(f"next: forge-host eval CONFIG --model {model}    grade it", soft_wrap=True)
+        console.print(f"      forge-host run CONFIG --set model={model}    reinforcement learning", soft_wrap=True)
+
+
+def print_evaluation(summary: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the summary of an evaluation: every metric, a few answers, where the graded responses are."""
+    console = console or Console(width=min(shutil.get_terminal_size((80, 24)).columns, 100), highlight=False)
+    metrics = dict(summary["metrics"])
+    intervals = {name: value for name, value in metrics.items() if name.endswith("/ci95")}
+    table = Table("metric", "value", title=f"{escape(summary['model'])}", title_justify="left")
+    for name, value in metrics.items():
+        if name not in intervals:
+            half = intervals.get(name.removesuffix("mean") + "ci95") if name.endswith("/mean") else None
+            table.add_row(name, f"{value:g}" if half is None else f"{value:.4f} +- {half:.4f} (95%)")
+    console.print(table)
+    if summary["left_out"]:
+        console.print(f"{summary['left_out']} prompts were left out as too long")
+    for sample in summary["samples"]:
+        console.print(f"[bold]{_short(sample['prompt'], 70)}[/bold] (target {_short(sample['target'] or 'none', 20)})")
+        console.print(f"  {_short(sample['response'], 90)} ({_reward(sample['reward'])})")
+    console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
 
 
 def reward_curve(rewards: Sequence[float], width: int, height: int = 12) -> str:

@@ -1,0 +1,91 @@
+"""What a shipped recipe is expected to do: a band around its reward curve, and the check that a run stays in it.
+
+    reference = find_reference(run)          # None when no reference was recorded with these settings
+    problems = reference.check(run)          # [] when inside
+
+A reference is `reference/NAME.json` in this package: `recipe`, `settings` (dotted keys that must be equal for the curve
+to apply), `window` (steps averaged before comparing), `steps`, `low`, `high`, `final_at_least`, and `runs`, a sentence
+on what it was made of. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+import attrs
+
+from forge_host.errors import UsageError
+from forge_host.plugins.suggest import listing
+from forge_host.report.rundata import Run
+
+
+@attrs.frozen(kw_only=True)
+class Reference:
+    """A band of the mean reward.
+
+    Args:
+        steps, low, high: the band of the reward averaged over `window` steps ending at each step.
+        final_at_least: lowest mean of the last five steps.
+    """
+
+    recipe: str
+    settings: Mapping[str, Any]
+    window: int
+    steps: list[int]
+    low: list[float]
+    high: list[float]
+    final_at_least: float
+    runs: str
+
+    def applies(self, run: Run) -> str | None:
+        """None, or the sentence that says which setting differs."""
+        for key, value in self.settings.items():
+            if run.setting(key) != value:
+                return f"{key} is {run.setting(key)!r}, and the reference of {self.recipe} was recorded with {value!r}"
+        return None
+
+    def check(self, run: Run) -> list[str]:
+        """Where the run is outside, one sentence each; [] when it is inside."""
+        reward = dict(zip(*run.series("reward/mean"), strict=True))
+        missing = [step for step in self.steps if step not in reward]
+        if missing:
+            return [f"the run has no reward at step {missing[0]}; the reference has {self.steps[-1]} steps"]
+        problems = []
+        for step, low, high in zip(self.steps, self.low, self.high, strict=True):
+            mean = statistics.fmean(reward[s] for s in range(max(1, step - self.window + 1), step + 1) if s in reward)
+            if not low <= mean <= high:
+                problems.append(f"step {step}: mean reward {mean:.3f} is outside {low:.3f} to {high:.3f}")
+        final = statistics.fmean([reward[s] for s in sorted(reward)][-5:])
+        if final < self.final_at_least:
+            problems.append(f"mean reward of the last five steps is {final:.3f}, below {self.final_at_least:.3f}")
+        return problems
+
+
+def reference_names() -> list[str]:
+    """Recipes that have a reference, sorted."""
+    folder = files("forge_host.report") / "reference"
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def load_reference(recipe: str) -> Reference:
+    """Raises UsageError when the recipe has none."""
+    if recipe not in reference_names():
+        raise UsageError(
+            f"there is no reference curve for {recipe!r}", where="--check",
+            fix=f"recipes that have one: {listing(reference_names())}",
+        )  # fmt: skip
+    text = (files("forge_host.report") / "reference" / f"{recipe}.json").read_text(encoding="utf-8")
+    return Reference(**json.loads(text))
+
+
+def find_reference(run: Run) -> Reference | None:
+    """The reference recorded with this run's settings, if there is one."""
+    for name in reference_names():
+        reference = load_reference(name)
+        if reference.applies(run) is None:
+            return reference
+    return None
