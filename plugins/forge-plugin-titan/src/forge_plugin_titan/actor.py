@@ -27,6 +27,13 @@ class TitanTrainer(ForgeActor):
     def __init__(self, config: TitanConfig, context: Any) -> None:
         self.config, self.context = config, context
 
+    @staticmethod
+    def environment(config: TitanConfig, context: Any) -> dict[str, str]:
+        """On CPU, keep freed memory: glibc returns big blocks at once, and getting them back took 17% of a step."""
+        if context.device != "cpu":
+            return {}
+        return {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+
     @endpoint
     async def setup(self) -> None:
         """Join the process group, build the model, load its weights, open the transport on rank 0.
