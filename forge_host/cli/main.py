@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 #: name -> ("module:command", one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("forge_host.cli.run:run", "train: run a configuration or the quickstart"),
+    "sft": ("forge_host.cli.sft:sft", "supervised fine-tuning on a dataset's own responses"),
+    "eval": ("forge_host.cli.eval:evaluate", "grade a model on held-out prompts: mean, pass@k"),
+    "data": ("forge_host.cli.data:data", "show the prompts a configuration renders, and their tokens"),
     "config": ("forge_host.cli.config:config", "show, explain or describe configurations"),
     "plugins": ("forge_host.cli.plugins:plugins", "list, examine, validate and lock plugins"),
     "components": ("forge_host.cli.components:components", "list and show what plugins offer"),
     "hooks": ("forge_host.cli.hooks:hooks", "list and show the hooks plugins implement"),
     "new": ("forge_host.cli.new:new", "write a new plugin package that passes its tests"),
+    "report": ("forge_host.cli.report:report", "did it learn: one page on one or several runs"),
+    "rollouts": ("forge_host.cli.rollouts:rollouts", "show, filter or browse what a model answered"),
 }
 EPILOG = (
     "Exit codes: 0 done, 2 usage or configuration, 3 plugin, 4 run failed, 130 interrupted. "

@@ -27,6 +27,10 @@ def print_plan(resolved: Resolved) -> None:
     print()
     print_table(("processes", "procs", "replicas", "hosts", "GPUs"), list(_services(resolved)))
     print()
+    if plan.offline:
+        print_pairs([("step", f"{training.batch_size} examples"), ("aggregation", plan.aggregation.mode)])
+        print("\ndry run: nothing was started")
+        return
     sequences = training.batch_size * sampling.n
     filtered = f", top_p {sampling.top_p:g}, top_k {sampling.top_k}" if sampling.top_p < 1 or sampling.top_k else ""
     print_pairs(
@@ -52,7 +56,7 @@ def _labelled(plan: Plan) -> Iterator[tuple[str, Part]]:
         yield "shaping", part
     for part, weight in plan.rewards:
         yield f"reward x {weight:g}", part
-    for label in ("generator", "trainer", "transport", "launcher"):
+    for label in ("trainer", "launcher") if plan.offline else ("generator", "trainer", "transport", "launcher"):
         yield label, getattr(plan, label)
     for part in plan.trackers:
         yield "tracker", part

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,26 +19,55 @@ from forge_host.cli.common import CONFIG_CONTEXT, Setup, config_options
 from forge_host.errors import UsageError
 
 if TYPE_CHECKING:
+    from forge_host.config import Resolved
     from forge_host.loop.checkpoint import Checkpoint
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command that trains."""
+    for option in reversed(
+        (
+            click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
+            click.option("--resume", metavar="RUN", help="Go on from the newest good checkpoint of this directory."),
+            click.option("--locked", metavar="FILE", help="Refuse plugins that differ from this plugins.lock."),
+            click.option("--run-dir", metavar="DIR", help="Make exactly this run directory."),
+            click.option("--quiet", is_flag=True, help="No live progress; only the summary."),
+        )
+    ):
+        command = option(command)
+    return command
 
 
 @click.command(context_settings=CONFIG_CONTEXT)
 @config_options
-@click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
-@click.option("--resume", metavar="RUN", help="Go on from the newest good checkpoint of this run directory.")
-@click.option("--locked", metavar="FILE", help="Refuse plugins that differ from this plugins.lock.")
-@click.option("--run-dir", metavar="DIR", help="Make exactly this run directory.")
-@click.option("--quiet", is_flag=True, help="No live progress; only the summary.")
-def run(setup: Setup, dry_run: bool, resume: str | None, locked: str | None, run_dir: str | None, quiet: bool) -> None:
+@run_options
+def run(setup: Setup, **options: Any) -> None:
     """Train. CONFIG is a YAML file or a recipe's name (default: quickstart); --KEY VALUE sets any key of it."""
+    train(setup, "quickstart", **options)
+
+
+def train(
+    setup: Setup,
+    default: str,
+    check: Callable[[Resolved], None] | None = None,
+    *,
+    dry_run: bool,
+    resume: str | None,
+    locked: str | None,
+    run_dir: str | None,
+    quiet: bool,
+) -> None:
+    """Resolve, `check` and run what the command line asked for; without a configuration the recipe `default`."""
     checkpoint = None
     if resume is not None:
         if run_dir:
             raise UsageError("--resume goes on in its own run directory", fix="drop --run-dir")
         checkpoint = _checkpoint(Path(resume))
         setup.configs = (str(Path(resume) / "config.resolved.yaml"), *setup.configs)
-    setup.configs = setup.configs or ("quickstart",)
+    setup.configs = setup.configs or (default,)
     resolved = setup.resolve()
+    if check is not None:
+        check(resolved)
     for lock in (locked, checkpoint and checkpoint.lock):
         if lock:
             _check_lock(setup, lock)
@@ -49,11 +79,9 @@ def run(setup: Setup, dry_run: bool, resume: str | None, locked: str | None, run
         print_plan(resolved)
         return
     from forge_host.loop.run import run as start
-
-    summary = start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet)
     from forge_host.report.summary import print_summary
 
-    print_summary(summary)
+    print_summary(start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet))
 
 
 def _checkpoint(run_dir: Path) -> Checkpoint:

@@ -31,6 +31,7 @@ from forge_host.config.sections import Reader, unknown_key
 from forge_host.config.source import DEFAULT, Item, Source, tree
 from forge_host.errors import UsageError
 from forge_host.plugins.fields import field_types
+from forge_host.types import Use
 
 #: Keys of `RunConfig` with a step of their own; every other one is a plain section or value.
 ASSEMBLED = frozenset(
@@ -80,8 +81,10 @@ class Assembler:
             reader, choose.mapping("dataset", top.get("dataset")), DEFAULT_REFS["dataset"]
         )
         evaluation, evaluation_config = self.evaluation(dataset)
-        roles, moved = self.roles()
-        rewards = self.rewards()
+        roles, moved = self.roles(parts.offline)
+        rewards = () if parts.offline else self.rewards()
+        if parts.offline:
+            self.note_unused(algorithm)
         training = self.training(parts.entropy_coef, preset)
         trackers = tuple(part for part, _ in choose.listed(reader, "tracker", "trackers", top["trackers"], False))
         reward_items, reward_service = self.split_reward()
@@ -106,6 +109,7 @@ class Assembler:
             trainer=roles["trainer"], transport=roles["transport"], launcher=roles["launcher"], trackers=trackers,
             entropy_coef=training.entropy_coef,
             mask_truncated=parts.mask_truncated,
+            offline=parts.offline,
         )  # fmt: skip
         return with_needs(plan)
 
@@ -158,10 +162,13 @@ class Assembler:
         kept = {**chosen.extra, "path": chosen.path}
         return part, attrs.evolve(config, dataset={name: kept[name] for name in given})
 
-    def roles(self) -> tuple[dict[str, Part], dict[str, dict[str, Item]]]:
+    def roles(self, offline: bool) -> tuple[dict[str, Part], dict[str, dict[str, Item]]]:
         parts: dict[str, Part] = {}
         moved: dict[str, dict[str, Item]] = {}
         for kind in ("generator", "trainer", "transport", "launcher"):
+            if offline and kind == "generator":
+                parts[kind] = Part(kind=kind, name="none", plugin="", use=Use("none"), origin="forge-host")
+                continue
             items = choose.mapping(kind, self.top.get(kind))
             parts[kind], service = choose.role(self.reader, kind, items, DEFAULT_REFS[kind])
             if kind in ROLES:
@@ -172,6 +179,19 @@ class Assembler:
                     f"`{kind}.{name}` is unknown, as {kind} has no processes of its own", where=item.source.where
                 )
         return parts, moved
+
+    def note_unused(self, algorithm: Part) -> None:
+        """A configuration shared with a run that generates may name these; they have no part in this one."""
+        given = [key for key in ("rewards", "generator") if key in self.top and self.chosen(key)]
+        if given:
+            self.reader.notes.append(
+                f"{algorithm.describe()} trains on the dataset's own responses, so the configuration's "
+                f"{' and '.join(given)} ({self.top[given[0]].source.where}) is not used"
+            )
+
+    def chosen(self, key: str) -> bool:
+        item = self.top[key]
+        return item.source.layer != "default" and item.plain not in ([], {"use": "none"})
 
     def rewards(self) -> tuple[Any, ...]:
         item = self.top["rewards"]

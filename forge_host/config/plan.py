@@ -55,6 +55,7 @@ class Plan:
     `evaluation` is the dataset of held-out prompts; the training dataset itself when `evaluation.dataset` is not set.
     `needs` is the union of the parts' needs plus what the settings ask for: "ref_logprobs", "old_logprobs",
     "unfiltered-sampling", "groups", "sequence-advantages".
+    `offline`: it trains on the dataset's own responses, so it has neither rewards nor a generator (named "none").
     """
 
     config: RunConfig
@@ -78,6 +79,7 @@ class Plan:
     correction: Correction
     entropy_coef: float
     mask_truncated: bool
+    offline: bool = False
     needs: frozenset[str] = frozenset()
 
     @property
@@ -91,7 +93,8 @@ class Plan:
     @property
     def roles(self) -> tuple[str, ...]:
         """Roles that get processes; the reference model's only when something needs its log-probabilities."""
-        return ("generator", "trainer", "reward", *(("ref_model",) if self.needs_ref_logprobs else ()))
+        roles = ("trainer",) if self.offline else ("generator", "trainer", "reward")
+        return (*roles, *(("ref_model",) if self.needs_ref_logprobs else ()))
 
     def parts(self) -> Iterator[Part]:
         """Every component of the run, the model first."""

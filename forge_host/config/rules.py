@@ -62,7 +62,7 @@ def unfiltered_sampling(plan: Plan) -> Iterable[Finding]:
 
 
 def response_fits(plan: Plan) -> Iterable[Finding]:
-    if plan.sampling.max_tokens >= plan.config.training.seq_len:
+    if not plan.offline and plan.sampling.max_tokens >= plan.config.training.seq_len:
         key = sampling_key(plan, "max_tokens")
         yield Finding(
             "error",

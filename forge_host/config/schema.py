@@ -29,6 +29,11 @@ class DatasetConfig:
         default=True, help="wrap a plain-text prompt as a user message of the chat template; false feeds it as is"
     )
     max_prompt_tokens: int | None = field(default=None, help="longer prompts are left out and counted", unit="tokens")
+    too_long: str = field(
+        default="drop",
+        help="SFT examples longer than training.seq_len: drop (and count) or truncate",
+        validator=in_(("drop", "truncate")),
+    )
     extra: Mapping[str, Any] = field(factory=dict, help="fields of the chosen dataset component")
 
 

@@ -2,7 +2,7 @@
 
 `make_batches(rows, num_bins)` gives `inputs` and `targets`, one dict a data-parallel rank and micro-batch (rank r of D
 takes r, r + D, ...). In each: row b holds `prompt_lengths[b] + lengths[b]` consecutive tokens of the packed sequence;
-response tensors are [B, T], padded on the right, True in `padding_mask` where a token counts.
+response tensors are [B, T], padded on the right, True in `padding_mask` where a token counts (which may leave gaps).
 
     inputs[i]:  tokens, positions, sequence_ids                        int64 [1, L]
     targets[i]: response int64 [B, T]; padding_mask bool [B, T]; generator_logprobs, advantages,
@@ -24,7 +24,12 @@ from forge_host.types import Completion, Group
 
 @attrs.define(eq=False)
 class Row:
-    """One response to train on. `advantage` is a number or [T]; `mask` False keeps the row's tokens out of the loss."""
+    """One response to train on.
+
+    `advantage` is a number or [T]. `counts` False keeps the whole row out of the loss, a False in `mask` [T] that
+    token (another speaker's turn). `sampled` False: the tokens are the dataset's, so their log-probabilities under the
+    policy that wrote them are unknown and the ones in `completion` mean nothing.
+    """
 
     completion: Completion
     group_id: int
@@ -32,6 +37,8 @@ class Row:
     advantage: torch.Tensor | float = 0.0
     ref_logprobs: torch.Tensor | None = None
     counts: bool = True
+    mask: Sequence[bool] | None = None
+    sampled: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -109,11 +116,16 @@ def targets(rows: Sequence[Row]) -> dict[str, torch.Tensor | None]:
     lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
     counts = torch.tensor([row.counts for row in rows])
     mask = (torch.arange(width) < lengths[:, None]) & counts[:, None]
+    for place, row in zip(mask, rows, strict=True):
+        if row.mask is not None:
+            place[: len(row.mask)] &= torch.tensor(row.mask)
     refs = [row.ref_logprobs for row in rows]
     return {
         "response": _pad([torch.tensor(row.completion.token_ids) for row in rows], width, torch.int64),
         "padding_mask": mask,
-        "generator_logprobs": _pad([torch.tensor(row.completion.logprobs) for row in rows], width, torch.float32),
+        "generator_logprobs": _pad([torch.tensor(row.completion.logprobs) for row in rows], width, torch.float32)
+        if all(row.sampled for row in rows)
+        else None,
         "advantages": _pad([_spread(row) for row in rows], width, torch.float32),
         "ref_logprobs": None if any(r is None for r in refs) else _pad(refs, width, torch.float32),
         "prompt_lengths": torch.tensor([len(row.completion.prompt_ids) for row in rows]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -29,14 +29,14 @@ class Roles:
     ref_model: Service | None
 
 
-def placement(config: Any, plan: Any) -> dict[str, Place]:
-    """Devices of the roles the plan needs; the reward service never takes a GPU unless it is told to.
+def placement(config: Any, plan: Any, roles: Iterable[str] | None = None) -> dict[str, Place]:
+    """Devices of `roles` (those the plan needs); the reward service never takes a GPU unless it is told to.
 
     Raises:
         UsageError: not enough GPUs, with the arithmetic.
     """
-    services = {role: services_of(config, role) for role in plan.roles}
-    if services["trainer"].num_replicas != 1:
+    services = {role: services_of(config, role) for role in roles or plan.roles}
+    if "trainer" in services and services["trainer"].num_replicas != 1:
         raise UsageError(
             f"services.trainer.num_replicas is {services['trainer'].num_replicas}",
             fix="a run has one trainer; set services.trainer.procs for more processes",
@@ -51,50 +51,66 @@ def services_of(config: Any, role: str) -> ServiceConfig:
     return service
 
 
-async def start_roles(session: Session, host: Any, context: RoleContext, places: Mapping[str, Place]) -> Roles:
-    """Start and set up every role; the first that fails ends the start.
+@attrs.frozen(eq=False)
+class RoleStarter:
+    """Starts single roles. `context.role` is filled in for each.
 
     A component's class is built as `Actor(config, context)`; `Actor.environment(config, context)` gives the variables
     its processes start with.
     """
-    plan = context.plan
 
-    def parts(role: str, part: Any) -> tuple[Any, ...]:
-        cls, config = load_target(host.find(part.kind, part.use.ref)), host.configure(part.kind, part.use)
-        mine = {gpu for replica in places[role].gpus for gpu in replica}
-        here = attrs.evolve(
-            context,
-            role=role,
-            device=places[role].device,
-            procs=services_of(context.config, role).procs,
-            shares_device=any(mine & set(r) for p in places.values() if p.role != role for r in p.gpus),
+    session: Session
+    host: Any
+    context: RoleContext
+    places: Mapping[str, Place]
+
+    async def trainer(self) -> ActorHandle:
+        cls, options, args, more = self._parts("trainer", self.context.plan.trainer)
+        return await self.session.start_actor(cls, options, args, {}, **more)
+
+    async def generator(self) -> Service:
+        return await self._service("generator", self.context.plan.generator)
+
+    async def ref_model(self) -> Service | None:
+        """The trainer's component, frozen; None when nothing needs it."""
+        if not self.context.plan.needs_ref_logprobs:
+            return None
+        return await self._service("ref_model", self.context.plan.trainer)
+
+    async def reward(self) -> Service:
+        here = attrs.evolve(self.context, role="reward")
+        options = services_of(self.context.config, "reward")
+        return await self.session.start_service(
+            RewardActor, options, (here,), {}, role="reward", place=self.places["reward"]
         )
-        options = services_of(context.config, role)
-        env = cls.environment(config, here)
-        return cls, options, (config, here), {}, {"role": role, "place": places[role], "environment": env}
 
-    async def actor(role: str, part: Any) -> ActorHandle:
-        cls, options, args, kwargs, more = parts(role, part)
-        return await session.start_actor(cls, options, args, kwargs, **more)
+    async def _service(self, role: str, part: Any) -> Service:
+        cls, options, args, more = self._parts(role, part)
+        return await self.session.start_service(cls, options, args, {}, **more)
 
-    async def service(role: str, part: Any) -> Service:
-        cls, options, args, kwargs, more = parts(role, part)
-        return await session.start_service(cls, options, args, kwargs, **more)
+    def _parts(self, role: str, part: Any) -> tuple[Any, ServiceConfig, tuple[Any, ...], dict[str, Any]]:
+        cls, config = load_target(self.host.find(part.kind, part.use.ref)), self.host.configure(part.kind, part.use)
+        options, place = services_of(self.context.config, role), self.places[role]
+        mine = {gpu for replica in place.gpus for gpu in replica}
+        here = attrs.evolve(
+            self.context,
+            role=role,
+            device=place.device,
+            procs=options.procs,
+            shares_device=any(mine & set(r) for p in self.places.values() if p.role != role for r in p.gpus),
+        )
+        more = {"role": role, "place": place, "environment": cls.environment(config, here)}
+        return cls, options, (config, here), more
 
-    async def reward() -> Service:
-        here = attrs.evolve(context, role="reward")
-        options = services_of(context.config, "reward")
-        return await session.start_service(RewardActor, options, (here,), {}, role="reward", place=places["reward"])
 
-    async def nothing() -> None:
-        return None
-
+async def start_roles(session: Session, host: Any, context: RoleContext, places: Mapping[str, Place]) -> Roles:
+    """Start and set up every role at once; the first that fails ends the start."""
+    start = RoleStarter(session, host, context, places)
     async with asyncio.TaskGroup() as group:
-        trainer = group.create_task(actor("trainer", plan.trainer))
-        generator = group.create_task(service("generator", plan.generator))
-        rewards = group.create_task(reward())
-        needs_ref = plan.needs_ref_logprobs
-        ref = group.create_task(service("ref_model", plan.trainer) if needs_ref else nothing())
+        trainer = group.create_task(start.trainer())
+        generator = group.create_task(start.generator())
+        rewards = group.create_task(start.reward())
+        ref = group.create_task(start.ref_model())
     return Roles(
         trainer=trainer.result(), generator=generator.result(), reward=rewards.result(), ref_model=ref.result()
     )

@@ -1,4 +1,4 @@
-"""A whole run from a resolved configuration: places, run directory, trackers, then `forge_host.loop.runner`.
+"""A whole run from a resolved configuration: places, run directory, trackers, then the runner for what it is.
 
 summary = run(resolve("quickstart", host=host), host)
 """
@@ -13,9 +13,12 @@ import attrs
 
 from forge_host.config.model import resolve_model
 from forge_host.loop.checkpoint import Checkpoint
+from forge_host.loop.evaluating import EvalRunner
+from forge_host.loop.lifecycle import Lifecycle
 from forge_host.loop.roles import placement
 from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.runner import Runner
+from forge_host.loop.sft import SftRunner
 from forge_host.loop.tracking import Trackers
 from forge_host.report.logs import configure
 from forge_host.types import RunInfo
@@ -27,16 +30,20 @@ def run(
     *,
     run_dir: str | None = None,
     resume: Checkpoint | None = None,
+    evaluate: bool = False,
     quiet: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Run to the end; returns the summary that `summary.json` holds.
+
+    Trains with generated responses, or with the dataset's own when the algorithm is offline (SFT).
 
     Args:
         resolved: `forge_host.config.resolve`'s answer.
         host: the loaded `PluginHost`.
         run_dir: make exactly this run directory instead of a fresh one under `config.run_dir`.
         resume: go on from this checkpoint, in its run's directory.
+        evaluate: generate and grade only, nothing is trained.
         quiet: no progress on the terminal.
         say: where sentences for the user go.
 
@@ -44,25 +51,26 @@ def run(
         ForgeError: what ended the run, after its record and (if the trainer lived) its weights were saved.
     """
     config, plan = resolved.config, resolved.plan
-    places = placement(config, plan)
+    kind: type[Lifecycle] = EvalRunner if evaluate else SftRunner if plan.offline else Runner
+    places = placement(config, plan, kind.roles(plan))
     model_path = resolve_model(config.model, host)()
     if resume is not None:
         directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"])
     else:
-        directory = RunDirectory(config.run_dir, config.name, run_dir)
+        directory = RunDirectory(config.run_dir, f"{config.name}-eval" if evaluate else config.name, run_dir)
     configure(str(directory.path / "logs"), run=directory.id)
     directory.write_text("config.resolved.yaml", resolved.to_yaml())
     # Components are resolved before the lock is made, so that it covers the files their references name.
     trackers = Trackers(
         {
             part.ref: host.build("tracker", part.use)
-            for part in plan.trackers
+            for part in (() if evaluate else plan.trackers)
             if not (quiet and part.ref == "builtin/console")
         }
     )
     lock = host.lock()
     lock.write(directory.path / "plugins.lock")
-    runner = Runner(
+    runner = kind(
         config=config,
         plan=plan,
         host=host,

@@ -40,7 +40,11 @@ class Stepper:
         rows = batch.rows_of(groups, mask_truncated=self.plan.mask_truncated)
         if not rows:
             raise RunError("no response of this step can be trained on", fix="see the errors in rollouts/")
-        metrics = self._ages(rows, version)
+        return self._ages(rows, version) | await self.train(rows)
+
+    async def train(self, rows: list[batch.Row]) -> dict[str, float]:
+        """One step on rows; returns its metrics, `train/loss` among them."""
+        metrics: dict[str, float] = {}
         parts = batch.balance(
             rows,
             batch.num_bins(
@@ -63,8 +67,8 @@ class Stepper:
             metrics["time/ref_s"] = time.perf_counter() - began
         await self._advantages(rows, parts, inputs)
         began = time.perf_counter()
-        await self.trainer.train_step.call(inputs, [batch.targets(part) for part in parts])
-        metrics["time/train_s"] = time.perf_counter() - began
+        losses = await self.trainer.train_step.call(inputs, [batch.targets(part) for part in parts])
+        metrics |= {"time/train_s": time.perf_counter() - began, "train/loss": float(losses[0])}
         return {**metrics, **(await self.trainer.metrics.call_one())}
 
     def _ages(self, rows: Sequence[batch.Row], version: int) -> dict[str, float]:
@@ -121,6 +125,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     out = {
         "reward/mean": statistics.fmean(graded) if graded else 0.0,
         "reward/std": statistics.pstdev(graded) if graded else 0.0,
+        "reward/num_graded": float(len(graded)),
         "reward/error_rate": 1.0 - len(graded) / len(episodes),
         "reward/zero_variance_share": statistics.fmean(len(set(g.rewards)) <= 1 for g in groups),
         "response/length_mean": statistics.fmean(len(e.completion.token_ids) for e in episodes),
@@ -130,5 +135,6 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         values = [e.parts[name] for e in episodes if name in e.parts]
         out[f"reward/{name}/mean"] = statistics.fmean(values)
         out[f"reward/{name}/std"] = statistics.pstdev(values)
-        out[f"reward/{name}/error_rate"] = 1.0 - len(values) / len(episodes)
+        if "/" not in name:  # a reward itself; its parts fail with it
+            out[f"reward/{name}/error_rate"] = 1.0 - len(values) / len(episodes)
     return out

@@ -59,7 +59,7 @@ class PromptStream(Iterator[Prompt]):
             if self._given == 0:
                 raise UsageError(
                     f"none of the dataset's {self.position} prompts can be used, each was left out",
-                    fix="check dataset.max_prompt_tokens",
+                    fix="check dataset.max_prompt_tokens and training.seq_len",
                 )
             self.epoch, self.position, self._given, self._source = self.epoch + 1, 0, 0, None
 

@@ -80,8 +80,8 @@ class Outcome:
 def fake_run(fake_config, tmp_path):
     """`forge-host run` of the table model as a process of its own; checks that it leaves none behind."""
 
-    def run(*args: str, timeout: float = 120, **sections) -> Outcome:
-        command = [sys.executable, "-m", "forge_host.cli.main", "run", fake_config(**sections)]
+    def run(*args: str, command: str = "run", timeout: float = 120, **sections) -> Outcome:
+        command = [sys.executable, "-m", "forge_host.cli.main", command, fake_config(**sections)]
         command += ["--plugin-file", str(HERE / "fake_roles.py"), *args]
         env = {**os.environ, "FORGE_TEST_MARK": str(tmp_path)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)

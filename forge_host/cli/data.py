@@ -1,0 +1,146 @@
+"""`forge-host data show`: what a configuration's dataset becomes before any run: rendered prompts and token counts.
+
+    forge-host data show c.yaml -n 2
+    forge-host data show sft_smollm2 --count 2000 --json
+
+Of an offline algorithm (SFT) it shows whole examples, what is trained on between >>> and <<<.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from forge_host.cli.common import CONFIG_CONTEXT, Setup, config_options
+from forge_host.errors import UsageError
+
+if TYPE_CHECKING:
+    from forge_host.config import Resolved
+    from forge_host.types import Prompt
+
+
+@click.group()
+def data() -> None:
+    """Look at the data of a configuration."""
+
+
+@attrs.frozen(kw_only=True)
+class Shown:
+    """One prompt or example: its text, and how many tokens it has and trains on."""
+
+    id: str
+    text: str
+    target: str | None
+    tokens: int
+    trained: int | None
+    fits: bool
+
+
+@data.command(context_settings=CONFIG_CONTEXT)
+@config_options
+@click.option("-n", "--num", default=3, show_default=True, help="Prompts to show in full.")
+@click.option("--count", default=1000, show_default=True, help="Prompts to count tokens of.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def show(setup: Setup, num: int, count: int, as_json: bool) -> None:
+    """Print rendered prompts and token counts. CONFIG is a YAML file or a recipe (default: quickstart)."""
+    setup.configs = setup.configs or ("quickstart",)
+    resolved = setup.resolve(check=False)
+    dataset = setup.host.build("dataset", resolved.plan.dataset.use)
+    began, shown, tokens, trained, left_out = time.perf_counter(), list[Shown](), list[int](), list[int](), 0
+    for item in islice(_items(resolved, setup, dataset), max(num, count)):
+        tokens.append(item.tokens)
+        left_out += not item.fits
+        if item.trained is not None:
+            trained.append(item.trained)
+        if len(shown) < num:
+            shown.append(item)
+    if not tokens:
+        raise UsageError("dataset is empty", where=resolved.config.dataset.path)
+    report = {
+        "dataset": resolved.plan.dataset.ref,
+        "size": len(dataset) if hasattr(dataset, "__len__") else None,
+        "counted": len(tokens),
+        "left_out": left_out,
+        "tokens": _spread(tokens),
+        "trained_tokens": _spread(trained) if trained else None,
+        "examples": [attrs.asdict(item) for item in shown],
+        "seconds": time.perf_counter() - began,
+    }
+    if as_json:
+        from forge_host.cli.tables import print_json
+
+        print_json(report)
+    else:
+        _print(report, shown)
+
+
+def _items(resolved: Resolved, setup: Setup, dataset: Any) -> Iterator[Shown]:
+    from forge_host.config.model import resolve_model
+
+    config, plan = resolved.config, resolved.plan
+    model_path = resolve_model(config.model, setup.host)()
+    if plan.offline:
+        from forge_host.loop.sft import example_encoder
+
+        examples = example_encoder(model_path, config)
+        for prompt in dataset:
+            yield _example(prompt, examples)
+        return
+    from forge_host.loop.prompts import PromptEncoder
+
+    encode = PromptEncoder(model_path, system=config.dataset.system, chat=config.dataset.chat)
+    budget = config.training.seq_len - plan.sampling.max_tokens
+    if config.dataset.max_prompt_tokens is not None:
+        budget = min(budget, config.dataset.max_prompt_tokens)
+    for prompt in dataset:
+        length = len(encode(prompt))
+        yield Shown(
+            id=prompt.id, text=encode.render(prompt), target=prompt.target, tokens=length, trained=None,
+            fits=length <= budget,
+        )  # fmt: skip
+
+
+def _example(prompt: Prompt, encode: Any) -> Shown:
+    texts, tokens, trained = [], 0, 0
+    for ids, mask in encode.tokens(prompt):
+        texts.append("".join(_marked(encode.tokenizer, ids, mask)))
+        tokens, trained = tokens + len(ids), trained + sum(mask)
+    return Shown(
+        id=prompt.id, text="\n".join(texts), target=None, tokens=tokens, trained=trained, fits=bool(encode(prompt))
+    )
+
+
+def _marked(tokenizer: Any, ids: Sequence[int], mask: Sequence[bool]) -> Iterator[str]:
+    start = 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or mask[end] != mask[start]:
+            text = tokenizer.decode(ids[start:end])
+            yield f">>>{text}<<<" if mask[start] else text
+            start = end
+
+
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    return {"min": min(values), "mean": statistics.fmean(values), "max": max(values), "total": sum(values)}
+
+
+def _print(report: dict[str, Any], shown: Sequence[Shown]) -> None:
+    for item in shown:
+        trains = "" if item.trained is None else f", {item.trained} trained on"
+        target = "" if item.target is None else f", target {item.target!r}"
+        late = "" if item.fits else ", left out as too long"
+        print(f"--- {item.id}: {item.tokens} tokens{trains}{target}{late}\n{item.text}")
+    tokens, size = report["tokens"], report["size"]
+    print(f"\ndataset {report['dataset']}, {'streamed' if size is None else f'{size} prompts'}")
+    print(
+        f"tokens of the first {report['counted']}: min {tokens['min']}, mean {tokens['mean']:.1f}, "
+        f"max {tokens['max']}, total {tokens['total']}; {report['left_out']} left out as too long"
+    )
+    if report["trained_tokens"]:
+        share = report["trained_tokens"]["total"] / tokens["total"]
+        print(f"trained on: {report['trained_tokens']['total']} tokens ({share:.0%})")

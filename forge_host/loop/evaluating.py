@@ -1,0 +1,120 @@
+"""Evaluation alone: generators and rewards on held-out prompts, no trainer; what `forge-host eval` runs.
+
+    summary = await EvalRunner(config=..., plan=..., ...).main()      # made by `forge_host.loop.run.run(evaluate=True)`
+    summary["metrics"]["eval/pass@4"]
+
+Every graded response is in `rollouts/rollouts.jsonl`, with "sampled" or "greedy" in its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import attrs
+
+from forge_host.errors import RunError, UsageError
+from forge_host.loop.evaluation import evaluate
+from forge_host.loop.lifecycle import Lifecycle, held_out
+from forge_host.loop.prompts import PromptEncoder
+from forge_host.loop.roles import RoleStarter
+from forge_host.loop.rollout import Roller
+from forge_host.runtime.service import Service
+from forge_host.runtime.session import Session
+from forge_host.types import Group, Prompt, Verdict
+
+NUM_SAMPLES = 3
+
+
+@attrs.define(eq=False, kw_only=True)
+class EvalRunner(Lifecycle):
+    """One evaluation of `config.model`. `main` is awaited once."""
+
+    roller: Roller | None = None
+    prompts: list[Prompt] = attrs.Factory(list)
+    left_out: int = 0
+    metrics: dict[str, float] = attrs.Factory(dict)
+    groups: list[Group] = attrs.Factory(list)
+
+    @classmethod
+    def roles(cls, plan: Any) -> tuple[str, ...]:
+        return ("generator", "reward")
+
+    async def _start(self, session: Session) -> None:
+        plan, config = self.plan, self.config
+        start = RoleStarter(session, self.host, self._context(), self.places)
+        starting = asyncio.create_task(_both(start))
+        try:
+            encode = await asyncio.to_thread(
+                PromptEncoder, self.model_path, system=config.dataset.system, chat=config.dataset.chat
+            )
+            prompts = await asyncio.to_thread(
+                held_out, self.host, plan.evaluation.use, config.evaluation.num_prompts
+            )
+            budget = config.training.seq_len - plan.sampling.max_tokens
+            self.prompts = [prompt for prompt in prompts if len(encode(prompt)) <= budget]
+            self.left_out = len(prompts) - len(self.prompts)
+            if not self.prompts:
+                raise UsageError(
+                    f"none of the {len(prompts)} prompts fits: training.seq_len {config.training.seq_len} less "
+                    f"{plan.sampling.max_tokens} tokens for the response leaves {budget}",
+                    fix="raise training.seq_len or lower sampling.max_tokens",
+                )
+        except BaseException:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+        generator, reward = await starting
+        self.roller = Roller(
+            encode=encode, generator=generator, reward=reward, sampler=None, sampling=plan.sampling,
+            reward_timeout_s=config.reward.timeout_s,
+        )  # fmt: skip
+
+    async def _train(self) -> None:
+        """Grade; there is nothing to train."""
+        assert self.roller is not None
+        self.startup_s = time.time() - self.began
+        settings, began = self.config.evaluation, time.time()
+        self.metrics, self.groups = await evaluate(
+            self.roller, self.prompts, n_samples=settings.n_samples, temperature=settings.temperature,
+            greedy=settings.greedy, solved_at=settings.solved_at,
+        )  # fmt: skip
+        self.train_s = time.time() - began
+        for group in self.groups:
+            self.directory.record(0, group, Verdict(False, "evaluation"))
+        episodes = [episode for group in self.groups for episode in group.episodes]
+        failed = [episode for episode in episodes if episode.error is not None]
+        limit = self.config.reward.max_reward_errors
+        if len(failed) > limit * len(episodes):
+            raise RunError(
+                f"{len(failed)} of {len(episodes)} responses could not be graded (reward.max_reward_errors "
+                f"{limit:.0%}); the newest: {failed[-1].error} (prompt {failed[-1].prompt.id})",
+                fix="fix the reward or raise reward.max_reward_errors",
+            )
+
+    def _results(self) -> dict[str, Any]:
+        # The last groups are greedy when both were asked for: those show best what the model would answer.
+        shown = self.groups[-len(self.prompts) :][:NUM_SAMPLES] if self.prompts else []
+        return {
+            "kind": "eval",
+            "model": self.config.model,
+            "left_out": self.left_out,
+            "metrics": self.metrics,
+            "samples": [
+                {
+                    "prompt": g.prompt.text if g.prompt.messages is None else g.prompt.messages[-1]["content"],
+                    "target": g.prompt.target,
+                    "response": g.episodes[0].completion.text,
+                    "reward": g.episodes[0].reward,
+                }
+                for g in shown
+            ],
+        }
+
+
+async def _both(start: RoleStarter) -> tuple[Service, Service]:
+    async with asyncio.TaskGroup() as group:
+        generator = group.create_task(start.generator())
+        reward = group.create_task(start.reward())
+    return generator.result(), reward.result()

@@ -1,0 +1,201 @@
+"""What every kind of run has in common: start, work, and leave everything in order however it ends.
+
+`Runner` (generate and train), `SftRunner` (train on given responses) and `EvalRunner` (generate and grade) fill in
+`_start`, `_train` and `_results`. A run that fails or is interrupted saves a checkpoint and its weights if its trainer
+still lives, then raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import attrs
+import structlog
+
+from forge_host.errors import ForgeError, RunError, UsageError
+from forge_host.loop.checkpoint import Checkpoint
+from forge_host.loop.rundir import RunDirectory
+from forge_host.loop.tracking import Trackers
+from forge_host.runtime.context import RoleContext
+from forge_host.runtime.handle import ActorHandle
+from forge_host.runtime.session import Session
+from forge_host.types import RunInfo, Use
+
+log = structlog.get_logger()
+
+
+class Interrupted(RunError):
+    """The user or the system asked the run to end; it ended cleanly."""
+
+    exit_code = 130
+
+
+@attrs.define(eq=False, kw_only=True)
+class Lifecycle:
+    """One run. `main` is awaited once.
+
+    `_start` sets `controller` (with `step`, `history` and `save`) and `trainer` where there are any; while there is no
+    controller an interrupt ends the run at once.
+    """
+
+    config: Any
+    plan: Any
+    host: Any
+    directory: RunDirectory
+    info: RunInfo
+    trackers: Trackers
+    places: Mapping[str, Any]
+    model_path: str
+    lock: Any
+    resume: Checkpoint | None = None
+    stop: asyncio.Event = attrs.Factory(asyncio.Event)
+    controller: Any = None
+    trainer: ActorHandle | None = None
+    session: Session | None = None
+    began: float = attrs.Factory(time.time)
+    startup_s: float | None = None
+    train_s: float | None = None
+
+    @classmethod
+    def roles(cls, plan: Any) -> tuple[str, ...]:
+        """Roles that get processes."""
+        found: tuple[str, ...] = plan.roles
+        return found
+
+    async def main(self) -> dict[str, Any]:
+        """Run to the end; returns the summary or raises what ended the run."""
+        self._catch_signals()
+        error: Exception | None = None
+        log_dir = str(self.directory.path / "logs")
+        async with Session(log_dir=log_dir, monarch=self.config.monarch, files=self.lock.local_files) as session:
+            self.session = session
+            try:
+                await self._start(session)
+                await self._train()
+                if self.stop.is_set():
+                    error = Interrupted("interrupted after this step", where=self.directory.id)
+            except asyncio.CancelledError:
+                when = " while starting" if self.startup_s is None else ""
+                error = Interrupted(f"interrupted{when}", where=self.directory.id)
+            except Exception as caught:  # whatever it is, the record and the weights are saved, then it is raised
+                error = _first(caught)
+            summary = self._summary(error)
+            await self._leave(error, summary)
+        self.directory.write_json("summary.json", summary)
+        if error is not None:
+            raise error
+        return summary
+
+    async def _start(self, session: Session) -> None:
+        raise NotImplementedError
+
+    async def _train(self) -> None:
+        raise NotImplementedError
+
+    def _results(self) -> dict[str, Any]:
+        """What this kind of run adds to the summary."""
+        raise NotImplementedError
+
+    def _context(self) -> RoleContext:
+        """What every role's actor is told; `role` is filled in for each."""
+        return RoleContext(
+            role="",
+            model_path=self.model_path,
+            config=self.config,
+            plan=self.plan,
+            transport=self._transport(),
+            namespace=f"forge-{self.directory.id}-{os.getpid()}",
+            run_dir=str(self.directory.path),
+            lock=self.lock,
+        )
+
+    def _transport(self) -> Use:
+        """The transport that the placement allows; `auto` becomes one."""
+        from forge_host.builtin.transports.auto import choose_transport
+
+        use, reason = choose_transport(self.plan, self.places)
+        log.info("transport chosen", transport=use.ref, reason=reason)
+        return use
+
+    async def _leave(self, error: Exception | None, summary: dict[str, Any]) -> None:
+        """Save what a finished or failed run leaves, tell the observers, close the files."""
+        controller = self.controller
+        if controller is not None and self.trainer is not None and self.trainer.dead is None and controller.step:
+            try:
+                if error is not None or self.config.checkpoint.final:
+                    summary["checkpoint"] = await controller.save()
+                if self.config.checkpoint.export:
+                    await self.trainer.save_hf.call(str(self.directory.path / "model"))
+                    summary["model"] = str(self.directory.path / "model")
+            except ForgeError as failure:
+                summary["save_error"] = str(failure)
+                log.error("the weights could not be saved", error=str(failure))
+        if error is None:
+            self.host.hooks.forge_run_finished(run=self.info, summary=summary)
+        else:
+            self.host.hooks.forge_run_failed(run=self.info, error=error)
+        self.trackers.finish(summary)
+        self.directory.close()
+
+    def _summary(self, error: Exception | None) -> dict[str, Any]:
+        return {
+            "run": self.directory.id,
+            "directory": str(self.directory.path),
+            "status": "done" if error is None else "interrupted" if isinstance(error, Interrupted) else "failed",
+            "error": str(error) if error else None,
+            "startup_s": self.startup_s,
+            "train_s": self.train_s,
+            **self._results(),
+        }
+
+    def _catch_signals(self) -> None:
+        """The first SIGINT or SIGTERM ends after the step in progress, the second at once."""
+        loop = asyncio.get_running_loop()
+        main = asyncio.current_task()
+
+        def on_signal() -> None:
+            if self.stop.is_set():
+                if self.session is not None:
+                    self.session.kill()
+                os._exit(130)
+            self.stop.set()
+            if self.controller is None and main is not None:
+                main.cancel()
+            print("stopping after this step; again to stop at once", file=sys.stderr, flush=True)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+
+
+def held_out(host: Any, use: Use, num_prompts: int) -> list[Any]:
+    """The evaluation's prompts: the first of its dataset.
+
+    Raises:
+        UsageError: there is none.
+    """
+    prompts = list(islice(iter(host.build("dataset", use)), num_prompts))
+    if not prompts:
+        raise UsageError("the evaluation's dataset has no prompts", where="evaluation.dataset")
+    return prompts
+
+
+def data_parallel_degree(config: Any) -> int:
+    """Trainer ranks that get different data: procs divided by what splits the model."""
+    p = config.parallelism
+    split = p.tensor_parallel_degree * p.pipeline_parallel_degree * p.context_parallel_degree
+    return int(config.services["trainer"].procs // split)
+
+
+def _first(error: Exception) -> Exception:
+    """The user's error inside a group of concurrent failures; anything else is a bug and stays as it is."""
+    while isinstance(error, ExceptionGroup):
+        found = [e for e in error.exceptions if isinstance(e, ForgeError)]
+        error = found[0] if found else error.exceptions[0]
+    return error
