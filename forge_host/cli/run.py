@@ -41,8 +41,17 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command(context_settings=CONFIG_CONTEXT)
 @config_options
 @run_options
-def run(setup: Setup, **options: Any) -> None:
+@click.option("--check", is_flag=True, help="Exit with 4 when the reward leaves the recipe's recorded curve.")
+def run(setup: Setup, check: bool, **options: Any) -> None:
     """Train. CONFIG is a YAML file or a recipe's name (default: quickstart); --KEY VALUE sets any key of it."""
+    if check:
+        from forge_host.report.reference import check_run, load_reference
+
+        reference = load_reference(setup.configs[0] if setup.configs else "quickstart")
+        summary = train(setup, "quickstart", **options)
+        if summary is not None:
+            print(check_run(summary["directory"], reference))
+        return
     train(setup, "quickstart", **options)
 
 
@@ -56,8 +65,11 @@ def train(
     locked: str | None,
     run_dir: str | None,
     quiet: bool,
-) -> None:
-    """Resolve, `check` and run what the command line asked for; without a configuration the recipe `default`."""
+) -> dict[str, Any] | None:
+    """Resolve, `check` and run what the command line asked for; without a configuration the recipe `default`.
+
+    Returns the run's summary; None after a dry run.
+    """
     checkpoint = None
     if resume is not None:
         if run_dir:
@@ -77,11 +89,13 @@ def train(
         from forge_host.cli.plan import print_plan
 
         print_plan(resolved)
-        return
+        return None
     from forge_host.loop.run import run as start
     from forge_host.report.summary import print_summary
 
-    print_summary(start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet))
+    summary = start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet)
+    print_summary(summary)
+    return summary
 
 
 def _checkpoint(run_dir: Path) -> Checkpoint:

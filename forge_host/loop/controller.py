@@ -23,6 +23,7 @@ from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.step import Stepper, reward_metrics
 from forge_host.loop.tracking import Trackers
 from forge_host.loop.weights import WeightSync
+from forge_host.report.system import SystemSampler
 from forge_host.types import Group, Prompt, RunInfo, StepReport, Verdict
 
 log = structlog.get_logger()
@@ -75,6 +76,7 @@ class Controller:
         self._rollouts: set[asyncio.Task[None]] = set()
         self._update: asyncio.Task[float] | None = None
         self._rejected_before = 0
+        self._system = SystemSampler()
         self._saved_at = 0
         self._responses = self._failures = 0  # since the last look at the rate of reward errors
         self._pending: dict[str, Prompt] = {}  # by group id: given out by the stream, not yet trained on or rejected
@@ -144,6 +146,7 @@ class Controller:
             "buffer/rejected": float(rejected),
             "sync/verified": float(self.sync.verified),
         }
+        metrics |= self._system()
         report = StepReport(step=self.step, policy_version=self.version, time=time.time(), metrics=metrics)
         self.history.append(report)
         self.trackers.log(report)

@@ -20,6 +20,7 @@ from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.runner import Runner
 from forge_host.loop.sft import SftRunner
 from forge_host.loop.tracking import Trackers
+from forge_host.report.final import write_final_report
 from forge_host.report.logs import configure
 from forge_host.types import RunInfo
 
@@ -83,4 +84,9 @@ def run(
         resume=resume,
     )
     say(f"run directory: {directory.path}" + (f", resumed at step {resume.state['step']}" if resume else ""))
-    return asyncio.run(runner.main())
+    try:
+        return asyncio.run(runner.main())
+    finally:
+        report = write_final_report(directory.path)
+        if report is not None:
+            say(f"report: {report}")

@@ -1,6 +1,6 @@
 """The run directory: everything needed to see a run and to run it again.
 
-config.resolved.yaml  plugins.lock  metrics.jsonl  summary.json  rollouts/rollouts.jsonl  checkpoints/  model/  logs/
+config.resolved.yaml  plugins.lock  metrics.jsonl  summary.json  rollouts/  checkpoints/  model/  logs/  report.html
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forge_host.errors import UsageError
+from forge_host.loop.record import RolloutRecord, cut_record
 from forge_host.types import Group, Verdict
 
 
@@ -37,8 +38,8 @@ class RunDirectory:
         """The directory of a run that goes on after `step`; what it recorded of later steps is removed."""
         directory = cls.__new__(cls)
         directory.path = path
-        for name in ("metrics.jsonl", "rollouts/rollouts.jsonl"):
-            _cut(path / name, step)
+        _cut(path / "metrics.jsonl", step)
+        cut_record(path / "rollouts", step)
         directory._open()
         return directory
 
@@ -46,7 +47,7 @@ class RunDirectory:
         self.id = self.path.name
         for folder in ("logs", "rollouts", "checkpoints"):
             (self.path / folder).mkdir(exist_ok=True)
-        self._rollouts = open(self.path / "rollouts" / "rollouts.jsonl", "a", encoding="utf-8")
+        self._rollouts = RolloutRecord(self.path / "rollouts")
 
     def write_text(self, name: str, text: str) -> None:
         (self.path / name).write_text(text, encoding="utf-8")
@@ -59,26 +60,7 @@ class RunDirectory:
 
     def record(self, step: int, group: Group, verdict: Verdict) -> None:
         """Append a group's episodes to the rollout record; `step` is the one they were rolled out for."""
-        for episode in group.episodes:
-            row = {
-                "step": step,
-                "id": episode.id,
-                "prompt_id": group.prompt.id,
-                "prompt": group.prompt.text or [dict(m) for m in group.prompt.messages or ()],
-                "target": group.prompt.target,
-                "response": episode.completion.text,
-                "num_tokens": len(episode.completion.token_ids),
-                "finish_reason": episode.completion.finish_reason,
-                "policy_versions": _span(episode.completion.policy_versions),
-                "reward": episode.reward,
-                "parts": dict(episode.parts),
-                "note": episode.note,
-                "error": episode.error,
-                "kept": verdict.keep and episode.reward is not None,
-                "reason": verdict.reason,
-            }
-            self._rollouts.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._rollouts.flush()
+        self._rollouts.write(step, group, verdict)
 
     def close(self) -> None:
         self._rollouts.close()
@@ -117,8 +99,3 @@ def _fresh(root: Path, name: str) -> Path:
         except FileExistsError:
             continue
     raise UsageError(f"{root} holds a thousand runs of this second", fix="set --run-dir")
-
-
-def _span(versions: Iterable[int]) -> list[int]:
-    found = list(versions)
-    return [min(found), max(found)] if found else []

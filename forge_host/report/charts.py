@@ -100,6 +100,7 @@ def _load(run: Run) -> list[Line]:
 
 
 SPECS = (
+    Spec("Loss", "nats a token, lower is better", _fixed(training="train/loss", held_out="eval/loss"), bottom=None),
     Spec("Reward parts", "mean of each part", _parts, bottom=None),
     Spec("KL to the reference", "nats a token", _fixed(kl="policy/kl")),
     Spec("Trainer against generator", "KL, nats a token", _fixed(kl="policy/generator_kl")),
@@ -240,7 +241,7 @@ def _lines(runs: Sequence[Run], spec: Spec) -> Chart | None:
         return None
     figure, axes = _figure()
     many, several = len(runs) > 1, len({line.name for _, _, _, line, _, _ in found}) > 1
-    for run, colour, number, line, steps, values in found:
+    for _, colour, number, line, steps, values in found:
         x, y = thin(steps, values)
         axes.plot(
             x, y, color=colour if many else COLOURS[number], linestyle=STYLES[number % len(STYLES)] if many else "-",

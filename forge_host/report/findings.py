@@ -69,15 +69,20 @@ def verdict(run: Run) -> tuple[Level | Literal["good"], str]:
         error = str(run.summary.get("error") or "no error was recorded")
         return "bad", f"Failed after step {run.rows[-1]['step'] if run.rows else 0}: {error}"
     ended = {"done": "", "interrupted": " (interrupted)", "unfinished": " so far"}.get(run.status, f" ({run.status})")
+    if run.summary.get("kind") == "eval":
+        return "note", f"Evaluation{ended}: {_evaluated(run)}."
     if not steps:
         return "warning", f"No finished step{ended}: nothing to say about learning."
-    t = trend(run.series("reward/mean")[1])
+    better, name, what = 1, "reward/mean", "mean reward"
+    if not run.series(name)[1]:
+        better, name, what = -1, "train/loss", "loss"
+    t = trend(run.series(name)[1])
     if t is None:
         return "note", f"{steps} step{'s' if steps > 1 else ''}{ended}: too few to say whether it learns."
-    numbers = f"mean reward {t.first:.3f} \u2192 {t.last:.3f} ({t.change:+.3f}) over {steps} steps{ended}"
-    if t.direction > 0:
+    numbers = f"{what} {t.first:.3f} \u2192 {t.last:.3f} ({t.change:+.3f}) over {steps} steps{ended}"
+    if t.direction == better:
         return "good", f"It learned: {numbers}."
-    if t.direction < 0:
+    if t.direction == -better:
         return "bad", f"It got worse: {numbers}."
     return "warning", f"No change beyond noise (\u00b1{t.noise:.3f}): {numbers}."
 
@@ -86,6 +91,13 @@ def findings(run: Run) -> list[Finding]:
     """Everything the rules see in a run, worst first."""
     found = [finding for rule in RULES for finding in rule(run)]
     return sorted(found, key=lambda f: ("bad", "warning", "note").index(f.level))
+
+
+def _evaluated(run: Run) -> str:
+    values = {k.removeprefix("eval/"): v for k, v in (run.summary.get("metrics") or {}).items() if v is not None}
+    words = [f"{k} {values[k]:.3f}" for k in ("mean", "greedy/mean") if k in values]
+    words += [f"{k} {v:.3f}" for k, v in values.items() if k.startswith("pass@")]
+    return ", ".join(words) or "no result"
 
 
 def _ends(run: Run, name: str) -> Trend | None:

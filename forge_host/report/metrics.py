@@ -56,6 +56,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("eval/greedy/error_rate", "share", "mean", "held-out greedy responses that could not be graded"),
     Metric("eval/length_mean", "tokens", "mean", "length of held-out responses"),
     Metric("eval/greedy/length_mean", "tokens", "mean", "length of held-out greedy responses"),
+    Metric("train/loss", "", "sum", "the trainer's loss, penalties included; in supervised training nats a token"),
+    Metric("eval/loss", "nats/token", "mean", "loss on held-out examples"),
     Metric("policy/loss", "", "sum", "policy loss, without penalties"),
     Metric("policy/kl", "nats/token", "mean", "KL divergence from the reference model"),
     Metric("policy/entropy", "nats/token", "mean", "entropy of the policy"),

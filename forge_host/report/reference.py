@@ -14,13 +14,14 @@ import json
 import statistics
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from forge_host.errors import UsageError
+from forge_host.errors import RunError, UsageError
 from forge_host.plugins.suggest import listing
-from forge_host.report.rundata import Run
+from forge_host.report.rundata import Run, load_run
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +81,23 @@ def load_reference(recipe: str) -> Reference:
         )  # fmt: skip
     text = (files("forge_host.report") / "reference" / f"{recipe}.json").read_text(encoding="utf-8")
     return Reference(**json.loads(text))
+
+
+def check_run(path: str | Path, reference: Reference) -> str:
+    """The sentence that a run is inside its reference.
+
+    Raises:
+        RunError: it is outside, or it had other settings than those the reference was recorded with.
+    """
+    run = load_run(path)
+    differs = reference.applies(run)
+    if differs is not None:
+        raise RunError(f"nothing to compare with: {differs}", where="--check", fix="run the recipe as it is")
+    problems = reference.check(run)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise RunError(f"{run.name} left the expected curve: {problems[0]}{more}", where="--check")
+    return f"check: inside the expected curve of {reference.recipe} ({reference.runs})"
 
 
 def find_reference(run: Run) -> Reference | None:

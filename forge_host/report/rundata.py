@@ -19,6 +19,7 @@ import attrs
 import yaml
 
 from forge_host.errors import UsageError
+from forge_host.loop.record import CURRENT, part_number, parts
 
 #: One of these makes a folder a run directory.
 MARKS = ("config.resolved.yaml", "metrics.jsonl", "summary.json")
@@ -109,7 +110,12 @@ def read_rollouts(path: Path, notes: list[str] | None = None) -> Iterator[dict[s
 
     `kind` is added: "train", "probe" (fixed prompts before and after) or "evaluation".
     """
-    for file in record_files(path):
+    files = record_files(path)
+    numbers = [part_number(file) for file in files if file.name != CURRENT]
+    missing = set(range(1, max(numbers, default=0))) - set(numbers)
+    if missing and notes is not None:
+        notes.append(f"{len(missing)} parts of the rollout record are missing: removed to keep its size, or lost")
+    for file in files:
         number = 0
         try:
             with open_text(file) as lines:
@@ -130,8 +136,8 @@ def read_rollouts(path: Path, notes: list[str] | None = None) -> Iterator[dict[s
 def record_files(path: Path) -> list[Path]:
     """The files of a run's rollout record, oldest first: closed parts, then the one written to."""
     folder = path / "rollouts"
-    current = folder / "rollouts.jsonl"
-    return [*sorted(folder.glob("rollouts-*.jsonl.gz")), *([current] if current.exists() else [])]
+    current = folder / CURRENT
+    return [*parts(folder), *([current] if current.exists() else [])]
 
 
 def open_text(file: Path) -> TextIO:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from forge_host.errors import UsageError
@@ -35,13 +35,14 @@ def compile_where(text: str, known: Collection[str]) -> Callable[[Lookup], bool]
     """
     if len(text) > MAX_LENGTH:
         raise UsageError(f"the expression is longer than {MAX_LENGTH} characters", where="--where")
-    names: list[str] = []
+    names: dict[str, str] = {}
 
     def stand_in(match: re.Match[str]) -> str:
         if match.group(1):
             return match.group(1)
-        names.append(match.group(2))
-        return f"__name_{len(names) - 1}"
+        word = f"__name_{len(names)}"
+        names[word] = match.group(2)
+        return word
 
     try:
         tree = ast.parse(_WORD.sub(stand_in, text).strip(), mode="eval").body
@@ -49,8 +50,9 @@ def compile_where(text: str, known: Collection[str]) -> Callable[[Lookup], bool]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         detail = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(
-            f"`{text}` is not an expression ({detail})", where="--where", fix="write it like 'reward/math<1 and step>10'"
-        ) from None
+            f"`{text}` is not an expression ({detail})", where="--where",
+            fix="write it like 'reward/math<1 and step>10'",
+        ) from None  # fmt: skip
 
     def predicate(lookup: Lookup) -> bool:
         try:
@@ -61,7 +63,7 @@ def compile_where(text: str, known: Collection[str]) -> Callable[[Lookup], bool]
     return predicate
 
 
-def _term(node: ast.expr, names: list[str], known: Collection[str]) -> Term:
+def _term(node: ast.expr, names: Mapping[str, str], known: Collection[str]) -> Term:
     def sub(child: ast.expr) -> Term:
         return _term(child, names, known)
 
@@ -69,7 +71,7 @@ def _term(node: ast.expr, names: list[str], known: Collection[str]) -> Term:
         case ast.Constant(value=value) if value is None or isinstance(value, (bool, int, float, str)):
             return lambda lookup: value
         case ast.Name(id=identifier):
-            name = names[int(identifier[7:])] if identifier.startswith("__name_") else identifier
+            name = names.get(identifier, identifier)
             if name not in known:
                 fix = did_you_mean(name, known) or f"there are {listing(known)}"
                 raise UsageError(f"the rollouts have no `{name}`", where="--where", fix=fix)
