@@ -114,7 +114,8 @@ def test_advantage_inputs_of_another_shape(shape: tuple[list[float], list[int]])
 
 class TestGroupSampler(SamplerContract):
     ref = "builtin/group"
-    keeps = [[1.0, 1.0], [0.0, 1.0], [None, 1.0]]
+    keeps = [[1.0, 1.0], [0.0, 1.0], [None, 1.0, 1.0], [0.5]]
+    drops = [[None, 1.0], [None, None, 0.0]]
 
 
 class TestGroupSamplerThatDropsEqual(SamplerContract):
