@@ -44,7 +44,7 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 #: Parts of a step's time that follow one another, in order.
 TIMES = {
-    "generate": "time/generate_s", "reference": "time/ref_s", "train": "time/train_s", "sync": "time/sync_s",
+    "data": "time/data_s", "generate": "time/generate_s", "reference": "time/ref_s", "train": "time/train_s", "sync": "time/sync_s",
     "host": "time/host_s",
 }  # fmt: skip
 
