@@ -97,7 +97,9 @@ def make_batches(rows: Sequence[Row], bins: int) -> tuple[list[dict[str, Any]], 
 
 def pack(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
     """Concatenate the rows' prompts and responses; positions restart at 0 in every row."""
-    tokens, positions, ids = [], [], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    ids: list[int] = []
     for index, row in enumerate(rows):
         sequence = [*row.completion.prompt_ids, *row.completion.token_ids]
         tokens += sequence

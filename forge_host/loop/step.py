@@ -111,7 +111,7 @@ class Stepper:
         out = torch.zeros(len(rows), width, dtype=torch.float64)
         index = {id(row): i for i, row in enumerate(rows)}
         for part, answer in zip(parts, answers, strict=True):
-            given = batch.targets(part)
+            given: dict[str, Any] = batch.targets(part)
             mask = torch.arange(answer.shape[1]) < given["lengths"][:, None]
             for row, values in zip(part, token_kl(answer, given["ref_logprobs"], mask, self.plan.kl), strict=True):
                 out[index[id(row)], : len(values)] = values

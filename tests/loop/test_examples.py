@@ -28,7 +28,8 @@ def characters(tmp_path_factory):
     from transformers import PreTrainedTokenizerFast
 
     tags = ["<user>", "<assistant>", "<system>", "<end>"]
-    vocab = {token: i for i, token in enumerate([*tags, "\n", "?", *map(chr, range(32, 63)), *map(chr, range(64, 127))])}
+    characters = [c for c in map(chr, range(32, 127)) if c != "?"]
+    vocab = {token: i for i, token in enumerate([*tags, "\n", "?", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -119,7 +120,8 @@ def test_the_response_beside_a_target_is_what_is_learnt(characters) -> None:
     encode = encoder(characters(CHATML))
     (row,) = encode(Prompt(id="p", text="ab", target="4", metadata={"response": "so 4"}))
     assert trained(encode, row) == ["so 4<end>"]
-    turns = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}, {"role": "assistant", "content": "z"})
+    roles = (("assistant", "x"), ("user", "y"), ("assistant", "z"))
+    turns = [{"role": role, "content": text} for role, text in roles]
     (row,) = encode(Prompt(id="p", text="ab", metadata={"completion": turns}))
     assert trained(encode, row) == ["x<end>", "z<end>"]
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
+from forge_plugin_sft.chats import Chats
 
 from forge_host.errors import UsageError
 from forge_host.testing import LossContract, PluginContract, load_component
-from forge_plugin_sft.chats import Chats
 
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 

@@ -20,12 +20,11 @@ import attrs
 
 from forge_host.api import Prompt, UsageError, field
 from forge_host.builtin.jsonl import JsonLines
+from forge_host.builtin.turns import turn
 
 MESSAGES_FIELDS = ("messages", "conversations", "conversation")
 ASKED_FIELDS = ("prompt", "instruction", "question", "problem", "query", "input")
 ANSWERED_FIELDS = ("response", "completion", "output", "answer", "solution", "target")
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
-         "bot": "assistant", "system": "system", "tool": "tool", "function": "tool", "observation": "tool"}  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +50,7 @@ class Chats(JsonLines):
             prompt_field = self.prompt_field or self._detect(record, number)
         value = record.get(prompt_field)
         if isinstance(value, list):
-            turns = [_turn(item, where, prompt_field) for item in value]
+            turns = [turn(item, where, prompt_field) for item in value]
         elif isinstance(value, str) and value.strip():
             turns = [{"role": "user", "content": self._asked(record, prompt_field, value)}]
         else:
@@ -76,20 +75,7 @@ class Chats(JsonLines):
             )  # fmt: skip
         value = record[found]
         if isinstance(value, list):
-            return [_turn(item, where, found) for item in value]
+            return [turn(item, where, found) for item in value]
         if not isinstance(value, str):
             raise UsageError(f"field `{found}` is {type(value).__name__}, not text or messages", where=where)
         return [{"role": "assistant", "content": value}]
-
-
-def _turn(item: Any, where: str, name: str) -> dict[str, Any]:
-    """One message, from either form. Other keys (`weight`, `tool_calls`) are kept."""
-    role = item.get("role", item.get("from")) if isinstance(item, dict) else None
-    content = item.get("content", item.get("value")) if isinstance(item, dict) else None
-    if role not in ROLES or (content is None and not item.get("tool_calls")):
-        known = ", ".join(ROLES)
-        raise UsageError(
-            f"field `{name}` holds a message that has no role ({known}) with `content` or `value`", where=where
-        )
-    kept = {key: value for key, value in item.items() if key not in ("role", "from", "content", "value")}
-    return {"role": ROLES[role], "content": "" if content is None else content, **kept}

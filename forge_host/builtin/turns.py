@@ -1,0 +1,33 @@
+"""Messages as public chat data writes them, in one form: OpenAI's role and content, or ShareGPT's from and value.
+
+    turn({"from": "gpt", "value": "4"}, "c.jsonl:3", "conversations")   # {"role": "assistant", "content": "4"}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge_host.errors import UsageError
+
+ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
+    "bot": "assistant", "system": "system", "developer": "developer", "tool": "tool", "function": "tool",
+    "observation": "tool",
+}  # fmt: skip
+
+
+def turn(item: Any, where: str, name: str) -> dict[str, Any]:
+    """One message with `role` and `content`; its other keys (`weight`, `tool_calls`) are kept.
+
+    Raises:
+        UsageError: it has no role or no content; the message names `where` and the field `name`.
+    """
+    role = item.get("role", item.get("from")) if isinstance(item, dict) else None
+    content = item.get("content", item.get("value")) if isinstance(item, dict) else None
+    if role not in ROLES or (content is None and not item.get("tool_calls")):
+        known = ", ".join(ROLES)
+        raise UsageError(
+            f"field `{name}` holds a message that has no role ({known}) with `content` or `value`", where=where
+        )
+    kept = {key: value for key, value in item.items() if key not in ("role", "from", "content", "value")}
+    return {"role": ROLES[role], "content": "" if content is None else content, **kept}

@@ -1,0 +1,161 @@
+"""Opens a Hugging Face dataset: hub name, local folder (also one made by `save_to_disk`), Parquet or JSON file.
+
+    dataset = open_dataset(HuggingFace(path="openai/gsm8k", split="test"))
+    len(dataset), dataset[0].target
+
+Streamed it has no length: the host shuffles it through a buffer and resumes by reading up to its position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from forge_host.api import Prompt, RunError, UsageError
+from forge_plugin_datasets.columns import Columns
+from forge_plugin_datasets.config import HuggingFace
+
+#: Subset of a hub dataset that has several, when none is named.
+SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}
+FILES = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
+FINGERPRINT_ROWS = 64
+
+
+@attrs.frozen(kw_only=True)
+class Table:
+    """A dataset on this machine: sized and indexable."""
+
+    config: HuggingFace
+    rows: Any
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < len(self.rows):
+            raise IndexError(index)
+        return self.columns.prompt(self.rows[index], _id(self.config, index))
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[index] for index in range(len(self)))
+
+    def fingerprint(self) -> str:
+        """Hash of the settings, the number of rows, and rows spread over the whole; where the copy lies is left out."""
+        step = max(1, len(self.rows) // FINGERPRINT_ROWS)
+        seen = [json.dumps(self.rows[i], sort_keys=True, default=repr) for i in range(0, len(self.rows), step)]
+        return _hash(self.config, "path", len(self.rows), seen)
+
+
+@attrs.frozen(kw_only=True)
+class Stream:
+    """A dataset that is read while it is used."""
+
+    config: HuggingFace
+    rows: Any
+    columns: Columns
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self.columns.prompt(row, _id(self.config, index)) for index, row in enumerate(self.rows))
+
+    def fingerprint(self) -> str:
+        """Hash of the settings: the rows are not here to be looked at."""
+        return _hash(self.config)
+
+
+def open_dataset(config: HuggingFace) -> Table | Stream:
+    """Load it, downloading from the hub if that is where it is.
+
+    Raises:
+        UsageError: no such dataset, subset, split or column, a damaged file, or no rows.
+        RunError: the hub cannot be reached.
+    """
+    rows = _load(config)
+    if config.limit is not None:
+        rows = rows.take(config.limit) if config.streaming else rows.select(range(min(config.limit, len(rows))))
+    first: Mapping[str, Any] | None = next(iter(rows), None)
+    if first is None:
+        raise UsageError(f"split {config.split} of the dataset is empty", where=config.path)
+    columns = Columns.find(config, first, config.path)
+    kind: type[Table] | type[Stream] = Stream if config.streaming else Table
+    return kind(config=config, rows=rows, columns=columns)
+
+
+def _load(config: HuggingFace) -> Any:
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    path = Path(config.path).expanduser()
+    name = config.name or SUBSETS.get(config.path)
+    try:
+        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+            return _saved(config, path)
+        if path.is_file():
+            given: dict[str, Any] = {"path": FILES.get(path.suffix.lower(), "parquet"), "data_files": str(path)}
+        else:
+            given = {"path": str(path) if path.is_dir() else config.path, "name": name, "revision": config.revision}
+        return datasets.load_dataset(**given, split=config.split, streaming=config.streaming)
+    except DatasetNotFoundError as error:
+        raise UsageError(
+            f"dataset `{config.path}` is not on the hub, or is private or gated ({_short(error)})",
+            fix="check the name; for a gated one accept its terms and set HF_TOKEN; or give a local folder",
+        ) from error
+    except (ConnectionError, TimeoutError) as error:
+        raise _unreachable(config, error) from error
+    except (ValueError, FileNotFoundError, KeyError) as error:
+        # Unknown split or subset, damaged file: the library's own sentence says which there are.
+        raise UsageError(_short(error), where=config.path, fix=_fix(str(error))) from error
+    except OSError as error:
+        raise _unreachable(config, error) from error
+    except datasets.exceptions.DatasetGenerationError as error:
+        cause = error.__cause__ or error
+        raise UsageError(
+            f"the data cannot be read ({_short(cause)})", where=config.path, fix="download or write it again"
+        ) from error
+
+
+def _saved(config: HuggingFace, path: Path) -> Any:
+    import datasets
+
+    found = datasets.load_from_disk(str(path))
+    if isinstance(found, datasets.DatasetDict):
+        if config.split not in found:
+            raise UsageError(
+                f"there is no split `{config.split}`; the splits are {', '.join(found)}", where=config.path,
+                fix="set dataset.split",
+            )  # fmt: skip
+        found = found[config.split]
+    return found.to_iterable_dataset() if config.streaming else found
+
+
+def _unreachable(config: HuggingFace, error: BaseException) -> RunError:
+    return RunError(
+        f"dataset `{config.path}` is not in the local cache and the hub cannot be reached ({_short(error)})",
+        fix="download it where there is a network (`hf download --repo-type dataset --local-dir DIR "
+        f"{config.path}`) and set dataset.path: DIR, or name a .jsonl or .parquet file",
+    )
+
+
+def _fix(message: str) -> str | None:
+    if "BuilderConfig" in message or "Config name is missing" in message:
+        return "set dataset.name"
+    return "set dataset.split" if "split" in message.lower() else None
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.rstrip(".") if len(text) <= 200 else text[:197] + "..."
+
+
+def _id(config: HuggingFace, index: int) -> str:
+    return f"{config.path.rstrip('/').rpartition('/')[2]}:{config.split}:{index}"
+
+
+def _hash(config: HuggingFace, leave_out: str = "", *more: Any) -> str:
+    settings = {name: value for name, value in attrs.asdict(config).items() if name not in (leave_out, "streaming")}
+    return hashlib.sha256(repr((sorted(settings.items(), key=str), more)).encode()).hexdigest()
