@@ -78,6 +78,17 @@ _COLUMNS: tuple[tuple[str, int, str | None, str], ...] = (
     ("s/step", 7, "time/step_s", ".1f"),
     ("left", 8, None, ""),
 )
+#: Of a run without rewards (SFT).
+_SFT_COLUMNS: tuple[tuple[str, int, str | None, str], ...] = (
+    ("step", 9, None, ""),
+    ("loss", 9, "train/loss", ".4f"),
+    ("held-out", 10, "eval/loss", ".4f"),
+    ("grad", 8, "policy/grad_norm", ".3f"),
+    ("lr", 10, "policy/learning_rate", ".2e"),
+    ("tok/s", 8, "tokens/per_s", ",.0f"),
+    ("s/step", 8, "time/step_s", ".1f"),
+    ("left", 9, None, ""),
+)
 _HEADING_EVERY = 20  # lines
 
 
@@ -119,7 +130,7 @@ class Console:
         if report.step % self.every and report.step != self._max_steps:
             return
         if self._lines % _HEADING_EVERY == 0:
-            self._print("".join(f"{name:>{width}}" for name, width, _, _ in _COLUMNS))
+            self._print("".join(f"{name:>{width}}" for name, width, _, _ in _columns(report)))
         self._lines += 1
         self._print(self._row(report, left))
 
@@ -135,7 +146,7 @@ class Console:
         step = f"{report.step}/{self._max_steps}" if self._max_steps else str(report.step)
         cells = {"step": step, "left": left}
         total = report.metrics.get("time/step_s")
-        for name, _, metric, form in _COLUMNS:
+        for name, _, metric, form in _columns(report):
             if metric is None:
                 continue
             value = report.metrics.get(metric)
@@ -143,7 +154,7 @@ class Console:
                 cells[name] = "-" if value is None or not total else f"{value / total:.0%}"
             else:
                 cells[name] = "-" if value is None else format(value, form)
-        return "".join(f"{cells[name]:>{width}}" for name, width, _, _ in _COLUMNS)
+        return "".join(f"{cells[name]:>{width}}" for name, width, _, _ in _columns(report))
 
     def _time_left(self, report: StepReport, now: float) -> str:
         """From the mean time between the reports so far; from the step's own time at the first."""
@@ -154,6 +165,10 @@ class Console:
         else:
             per_step = (now - self._first[1]) / (report.step - self._first[0])
         return "-" if per_step is None else duration(per_step * max(0, self._max_steps - report.step))
+
+
+def _columns(report: StepReport) -> tuple[tuple[str, int, str | None, str], ...]:
+    return _COLUMNS if "reward/mean" in report.metrics or "train/loss" not in report.metrics else _SFT_COLUMNS
 
 
 def duration(seconds: float) -> str:

@@ -31,6 +31,7 @@ from forge_host.config.sections import Reader, unknown_key
 from forge_host.config.source import DEFAULT, Item, Source, tree
 from forge_host.errors import UsageError
 from forge_host.plugins.fields import field_types
+from forge_host.plugins.suggest import did_you_mean
 from forge_host.types import Use
 
 #: Keys of `RunConfig` with a step of their own; every other one is a plain section or value.
@@ -82,7 +83,8 @@ class Assembler:
         )
         evaluation, evaluation_config = self.evaluation(dataset)
         roles, moved = self.roles(parts.offline)
-        rewards = () if parts.offline else self.rewards()
+        gates: dict[str, float] = {}
+        rewards = () if parts.offline else self.rewards(gates)
         if parts.offline:
             self.note_unused(algorithm)
         training = self.training(parts.entropy_coef, preset)
@@ -92,7 +94,7 @@ class Assembler:
             **scalars, **replaced,
             algorithm=algorithm.ref, algorithm_config=algorithm.use.config, dataset=dataset_config,
             rewards=tuple((part.use, weight) for part, weight in rewards),
-            reward=reader.section(RewardConfig, "reward", reward_items),
+            reward=self.gated(reader.section(RewardConfig, "reward", reward_items), gates, rewards),
             training=training,
             generator=RoleConfig(use=roles["generator"].ref, extra=roles["generator"].use.config),
             trainer=RoleConfig(use=roles["trainer"].ref, extra=roles["trainer"].use.config),
@@ -193,14 +195,28 @@ class Assembler:
         item = self.top[key]
         return item.source.layer != "default" and item.plain not in ([], {"use": "none"})
 
-    def rewards(self) -> tuple[Any, ...]:
+    def rewards(self, gates: dict[str, float]) -> tuple[tuple[Part, float], ...]:
         item = self.top["rewards"]
         if item.source.layer == "default":
             self.reader.notes.append("no rewards are configured, so torchforge's apply: math and thinking, averaged")
-        rewards = tuple(choose.listed(self.reader, "reward", "rewards", item, True))
+        rewards = tuple(choose.listed(self.reader, "reward", "rewards", item, True, gates))
         if not rewards:
             raise UsageError("`rewards` is empty", where=item.source.where, fix="name one, such as `rewards: [math]`")
         return rewards
+
+    def gated(
+        self, section: RewardConfig, gates: Mapping[str, float], rewards: Sequence[tuple[Part, float]]
+    ) -> RewardConfig:
+        """The section with the gates that entries of `rewards` asked for; every gate is one of the rewards."""
+        found = {**section.gates, **gates}
+        labels = [part.label for part, _weight in rewards]
+        for name in found if rewards else ():
+            if name not in labels:
+                raise UsageError(
+                    f"reward.gates names `{name}`, which is not among the rewards",
+                    fix=did_you_mean(name, labels) or f"the rewards are {', '.join(labels)}",
+                )
+        return attrs.evolve(section, gates=found)
 
     def training(self, entropy_coef: float, preset: Source) -> TrainingConfig:
         items = dict(choose.mapping("training", self.top.get("training")))

@@ -142,8 +142,13 @@ def _reader_of(reader: Reader, name: str, text: str, where: str) -> Any:
         ) from None  # fmt: skip
 
 
-def listed(reader: Reader, kind: Kind, key: str, item: Item, weighted: bool) -> Iterator[tuple[Part, float]]:
-    """Rewards or trackers with their weights: names, `{use: name, ...}` entries, or a mapping of names to keys."""
+def listed(
+    reader: Reader, kind: Kind, key: str, item: Item, weighted: bool, gates: dict[str, float] | None = None
+) -> Iterator[tuple[Part, float]]:
+    """Rewards or trackers with their weights: names, `{use: name, ...}` entries, or a mapping of names to keys.
+
+    `gates` gets the threshold of each reward with a `gate`, by its label.
+    """
     if not item.value:
         reader.record(key, item)
     for index, (use, fields) in enumerate(_entries(key, item)):
@@ -153,8 +158,13 @@ def listed(reader: Reader, kind: Kind, key: str, item: Item, weighted: bool) -> 
             given = items.pop("weight")
             weight = reader.value(f"{place}.weight", given, float)
             reader.record(f"{place}.weight", given)
+        gate = items.pop("gate", None) if gates is not None else None
         entry = reader.find(kind, use, place)
         part = reader.component(entry, place, items)
+        if gate is not None and gates is not None and gate.value is not False:
+            place_of_gate = f"reward.gates.{part.label}"
+            gates[part.label] = 1.0 if gate.value is True else reader.value(place_of_gate, gate, float)
+            reader.record(place_of_gate, gate)
         reader.record(f"{place}.use", use)
         yield part, weight
 

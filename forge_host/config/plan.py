@@ -44,6 +44,11 @@ class Part:
     def ref(self) -> str:
         return f"{self.plugin}/{self.name}" if self.plugin else self.use.ref
 
+    @property
+    def label(self) -> str:
+        """Its name in metrics: without the file or module of a reference."""
+        return self.name.rpartition(":")[2]
+
     def describe(self) -> str:
         return f"{self.kind} `{self.ref}`"
 

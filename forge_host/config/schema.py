@@ -102,6 +102,14 @@ class RewardConfig:
     """How several rewards become one, and what an ungradable episode costs."""
 
     mode: str = field(default="mean", help="mean (weighted) or sum of the rewards", validator=in_(("mean", "sum")))
+    gates: Mapping[str, float] = field(
+        factory=dict,
+        help="rewards that must reach a value, or all others count 0; `gate: true` in an entry of `rewards` means 1",
+    )
+    constant_after: int = field(
+        default=20, help="warn when a reward was the same for all responses so long; 0 never", unit="steps",
+        validator=ge(0),
+    )  # fmt: skip
     timeout_s: float = field(default=10.0, help="deadline of one reward call", unit="s", validator=gt(0))
     max_reward_errors: float = field(
         default=0.5, help="fraction of a step's episodes that may fail to be graded", validator=and_(ge(0), le(1))

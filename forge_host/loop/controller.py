@@ -16,6 +16,7 @@ import structlog
 
 from forge_host.errors import ForgeError, RunError
 from forge_host.loop import checkpoint, evaluation
+from forge_host.loop.alarms import ConstantRewards
 from forge_host.loop.buffer import Buffer, Ticket
 from forge_host.loop.roles import Roles
 from forge_host.loop.rollout import Roller
@@ -75,6 +76,7 @@ class Controller:
         self.history: list[StepReport] = []
         self._rollouts: set[asyncio.Task[None]] = set()
         self._update: asyncio.Task[float] | None = None
+        self.constant_rewards = ConstantRewards(config.reward.constant_after)
         self._rejected_before = 0
         self._system = SystemSampler()
         self._saved_at = 0
@@ -129,6 +131,8 @@ class Controller:
             self.buffer.rejected.total(),
         )
         metrics |= reward_metrics(groups) | evaluated
+        for sentence in self.constant_rewards(metrics):
+            log.warning(sentence)
         metrics |= {
             "time/step_s": step_s,
             "time/generate_s": waited,

@@ -22,8 +22,9 @@ class RewardActor(ForgeActor):
         plan, config = self.context.plan, self.context.config
         host = self.context.host()
         self.scorer = Scorer(
-            rewards=[(_label(part.name), host.build("reward", part.use), weight) for part, weight in plan.rewards],
-            shaping=[(_label(part.name), host.build("reward", part.use)) for part in plan.shaping],
+            rewards=[(part.label, host.build("reward", part.use), weight) for part, weight in plan.rewards],
+            shaping=[(part.label, host.build("reward", part.use)) for part in plan.shaping],
+            gates=config.reward.gates,
             mode=config.reward.mode,
             timeout_s=config.reward.timeout_s,
         )
@@ -37,8 +38,3 @@ class RewardActor(ForgeActor):
             for i, c in enumerate(completions)
         ]
         return episodes, bool(self.scorer.wedged)
-
-
-def _label(name: str) -> str:
-    """A reward's name in metrics: its own, or the attribute of a `file.py:Attr` or `mod:Attr` reference."""
-    return name.rpartition(":")[2]

@@ -33,6 +33,7 @@ class Scorer:
         shaping: name and callable; added to the composed reward with weight 1.
         mode: "mean" divides the weighted sum by the weights of the rewards that gave a grade; "sum" does not.
         timeout_s: deadline of one call, from its start.
+        gates: name of a reward to the value it must reach; below it the other rewards are not called and count 0.
 
     Raises:
         PluginError: a callable asks for a value that does not exist.
@@ -45,6 +46,7 @@ class Scorer:
         shaping: Sequence[tuple[str, Callable[..., Any]]] = (),
         mode: str = "mean",
         timeout_s: float = 10.0,
+        gates: Mapping[str, float] | None = None,
     ) -> None:
         if mode not in MODES:
             raise UsageError(f"reward mode {mode!r} is not one of {', '.join(MODES)}")
@@ -54,7 +56,7 @@ class Scorer:
             raise UsageError("the weights of the rewards do not add up to more than 0", fix="use reward.mode: sum")
         self._rewards = [(name, _wrap(name, fn), weight) for name, fn, weight in rewards]
         self._shaping = [(name, _wrap(name, fn)) for name, fn in shaping]
-        self.mode, self.timeout_s = mode, timeout_s
+        self.mode, self.timeout_s, self.gates = mode, timeout_s, dict(gates or {})
         self.wedged = False  #: a plain function did not return by its deadline: this process must be replaced
 
     async def score(self, prompt: Prompt, completion: Completion, *, episode_id: str, max_tokens: int) -> Episode:
@@ -65,14 +67,16 @@ class Scorer:
         """
         values = reward_values(prompt, completion, max_tokens)
         calls = [(name, call) for name, call, _ in self._rewards] + self._shaping
-        results = await asyncio.gather(*(self._one(name, call, values) for name, call in calls))
-        graded = {i: result for i, result in enumerate(results) if isinstance(result, RewardResult)}
-        errors = [result for result in results if isinstance(result, str)]
+        results, closed = await self._results(calls, values)
+        graded = {i: result for i, result in sorted(results.items()) if isinstance(result, RewardResult)}
+        errors = [result for result in results.values() if isinstance(result, str)]
         parts: dict[str, float] = {}
         for i, result in graded.items():
             parts[calls[i][0]] = result.value
             parts |= {f"{calls[i][0]}/{part}": value for part, value in result.parts.items()}
+        parts |= {f"{name}/passed": float(name not in closed) for name in self.gates if name in parts}
         notes = [f"{calls[i][0]}: {result.note}" for i, result in graded.items() if result.note]
+        notes += [f"gate {name} is closed" for name in closed]
         return Episode(
             id=episode_id,
             prompt=prompt,
@@ -82,6 +86,28 @@ class Scorer:
             note="; ".join(notes),
             error="; ".join(errors) or None,
         )
+
+    async def _results(
+        self, calls: Sequence[tuple[str, CallByName]], values: Mapping[str, Any]
+    ) -> tuple[dict[int, RewardResult | str | None], list[str]]:
+        """Every call's grade by its index, and the gates that are closed. Gates are called first."""
+
+        async def graded(indices: Sequence[int]) -> dict[int, RewardResult | str | None]:
+            found = await asyncio.gather(*(self._one(*calls[i], values) for i in indices))
+            return dict(zip(indices, found, strict=True))
+
+        first = [i for i, (name, _, _) in enumerate(self._rewards) if name in self.gates]
+        results = await graded(first)
+        closed = [
+            calls[i][0] for i, result in results.items()
+            if isinstance(result, RewardResult) and result.value < self.gates[calls[i][0]]
+        ]  # fmt: skip
+        rest = [i for i in range(len(calls)) if i not in results]
+        if closed or any(isinstance(result, str) for result in results.values()):
+            # What is left out cannot change the outcome, and may be the expensive part (a judge, a sandbox).
+            results |= {i: RewardResult(0.0) for i in rest if i < len(self._rewards)}
+            rest = [i for i in rest if i >= len(self._rewards)]
+        return results | await graded(rest), closed
 
     def _compose(self, graded: Mapping[int, RewardResult]) -> float | None:
         weighed = [(graded[i].value, weight) for i, (_, _, weight) in enumerate(self._rewards) if i in graded]

@@ -104,3 +104,14 @@ def test_console_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_console_shows_losses_of_a_run_without_rewards(tmp_path, capsys) -> None:
+    console = Console(bar=False)
+    console.start(RunInfo(id="x", directory=str(tmp_path), config={"training": {"max_steps": 2}}))
+    console.log(StepReport(step=1, policy_version=1, time=0.0, metrics={"train/loss": 1.25, "time/step_s": 2.0}))
+    console.log(StepReport(step=2, policy_version=2, time=0.0, metrics={"train/loss": 1.0, "eval/loss": 1.5}))
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["step", "loss", "held-out", "grad", "lr", "tok/s", "s/step", "left"]
+    assert first.split()[:3] == ["1/2", "1.2500", "-"] and second.split()[:3] == ["2/2", "1.0000", "1.5000"]
+    assert max(map(len, (heading, first, second))) <= 80
