@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forge_host.testing.loss import LossContract
     from forge_host.testing.reward import RewardContract
     from forge_host.testing.sampler import SamplerContract
+    from forge_host.testing.tracker import TrackerContract
     from forge_host.testing.transport import TransportContract
 
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "PluginContract": "component",
     "RewardContract": "reward",
     "SamplerContract": "sampler",
+    "TrackerContract": "tracker",
     "TransportContract": "transport",
     "evaluate_advantage": "evaluate",
     "evaluate_loss": "evaluate",
@@ -54,5 +56,5 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AdvantageContract", "FakeGenerator", "FakeTrainer", "LossContract", "PluginContract", "RewardContract",
-    "SamplerContract", "TransportContract", "evaluate_advantage", "evaluate_loss", "load_component",
+    "SamplerContract", "TrackerContract", "TransportContract", "evaluate_advantage", "evaluate_loss", "load_component",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from forge_host.api import RunInfo, StepReport, Tracker
 from forge_host.builtin.trackers import Console, JsonLines, duration
+from forge_host.testing import TrackerContract
 
 METRICS = {
     "reward/mean": 0.53125, "policy/kl": 0.00123, "policy/entropy": 1.25, "tokens/per_s": 1248.4,
@@ -115,3 +116,11 @@ def test_console_shows_losses_of_a_run_without_rewards(tmp_path, capsys) -> None
     assert heading.split() == ["step", "loss", "held-out", "grad", "lr", "tok/s", "s/step", "left"]
     assert first.split()[:3] == ["1/2", "1.2500", "-"] and second.split()[:3] == ["2/2", "1.0000", "1.5000"]
     assert max(map(len, (heading, first, second))) <= 80
+
+
+class TestJsonLines(TrackerContract):
+    ref = "builtin/jsonl"
+
+    def logged(self, directory: Path) -> dict[int, dict[str, float]]:
+        rows = {line["step"]: line["metrics"] for line in lines(directory)}
+        return {step: {k: v for k, v in metrics.items() if v is not None} for step, metrics in rows.items()}

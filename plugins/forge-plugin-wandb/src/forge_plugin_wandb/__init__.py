@@ -1,0 +1,18 @@
+"""Weights & Biases for forge-host. Declarations only.
+
+forge-host run quickstart --set trackers=console,jsonl,wandb
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from forge_host.api import ComponentSpec, HostInfo, hookimpl
+
+FORGE_API = "1.0"
+
+
+@hookimpl
+def forge_trackers(host: HostInfo) -> Iterable[ComponentSpec]:
+    target = "forge_plugin_wandb.tracker:WeightsAndBiases"
+    return [ComponentSpec("wandb", target, "Weights & Biases, offline when there is no key")]
