@@ -34,7 +34,7 @@ def test_every_metric_named_in_the_loop_is_known():
     root = Path(forge_host.__file__).parent
     found = set()
     for file in [*(root / "loop").glob("*.py"), root / "rl" / "observe.py"]:
-        pattern = r'"((?:reward|policy|policy_age|response|time|tokens|buffer|sync|train|correction)/[\w/]+)"'
+        pattern = r'"((?:reward|policy|policy_age|response|time|tokens|buffer|sync|train|data|correction)/[\w/]+)"'
         found.update(re.findall(pattern, file.read_text()))
     assert len(found) > 30
     assert sorted(name for name in found if describe(name) is None) == []

@@ -79,10 +79,11 @@ class WeightsAndBiases:
         import wandb
 
         # W&B reads the environment once in a process; what it says now is what the user asked of this run.
-        address = {"base_url": url} if (url := os.environ.get("WANDB_BASE_URL")) else {}
+        address: dict[str, Any] = {"base_url": url} if (url := os.environ.get("WANDB_BASE_URL")) else {}
+        chosen: Any = mode
         self._run = wandb.init(
             project=self.project, entity=self.entity, group=self.group, tags=list(self.tags), name=run.id,
-            id=id or run.id, resume="allow" if mode == "online" else None, dir=run.directory, mode=mode,
+            id=id or run.id, resume="allow" if mode == "online" else None, dir=run.directory, mode=chosen,
             reinit="create_new",
             # Through JSON, so that an object that W&B cannot hold becomes its text.
             config=json.loads(json.dumps(run.config, default=str)),

@@ -1,0 +1,92 @@
+"""The expected curve: which runs it applies to, when a run is outside, and what `--check` answers."""
+
+import pytest
+from made_runs import CONFIG, healthy
+
+from forge_host.cli.main import main
+from forge_host.config.recipes import recipe_names
+from forge_host.errors import RunError, UsageError
+from forge_host.report.charts import charts
+from forge_host.report.reference import Reference, check_run, find_reference, load_reference, reference_names
+from forge_host.report.rundata import load_run
+
+STEPS = list(range(1, 21))
+REFERENCE = Reference(
+    recipe="made", settings={"model": "smollm2", "training.batch_size": 4}, window=3, steps=STEPS,
+    low=[0.1 + 0.5 * s / 20 for s in STEPS], high=[0.3 + 0.5 * s / 20 for s in STEPS], final_at_least=0.6,
+    runs="made up",
+)  # fmt: skip
+
+
+def reward(function):
+    return lambda s, n: {**healthy(s, n), "reward/mean": function(s)}
+
+
+def test_inside(make_run):
+    assert REFERENCE.check(load_run(make_run())) == []
+    assert check_run(make_run("other"), REFERENCE) == "check: inside the expected curve of made (made up)"
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda s: 0.2, "step 6: mean reward 0.200 is outside 0.250 to 0.450"),
+        (lambda s: 0.9, "step 1: mean reward 0.900 is outside"),
+        (lambda s: 0.2 + 0.5 * min(s, 15) / 20 - 0.08, "mean reward of the last five steps is 0.49"),
+    ],
+)
+def test_outside(make_run, function, words):
+    path = make_run(metrics=reward(function))
+    with pytest.raises(RunError) as caught:
+        check_run(path, REFERENCE)
+    assert any(words in problem for problem in REFERENCE.check(load_run(path)))
+    assert "left the expected curve" in str(caught.value) and caught.value.exit_code == 4
+
+
+def test_one_unlucky_step_is_not_outside(make_run):
+    assert REFERENCE.check(load_run(make_run(metrics=reward(lambda s: 0.2 + 0.5 * s / 20 - 0.12 * (s == 9))))) == []
+
+
+def test_short_and_different_runs_are_no_comparison(make_run):
+    assert "no reward at step 6" in REFERENCE.check(load_run(make_run(steps=5)))[0]
+    other = make_run("other", config=CONFIG.replace("batch_size: 4", "batch_size: 5"))
+    with pytest.raises(RunError, match="training.batch_size is 5, and the reference of made was recorded with 4"):
+        check_run(other, REFERENCE)
+
+
+def test_drawn_behind_the_reward(make_run):
+    run = load_run(make_run())
+    assert find_reference(run) is None
+    assert "expected" in next(charts([run], REFERENCE)).wide
+    assert "expected" not in next(charts([run])).wide
+
+
+def test_shipped_references_belong_to_recipes():
+    assert "quickstart" in reference_names() and set(reference_names()) <= set(recipe_names())
+    for name in reference_names():
+        reference = load_reference(name)
+        assert reference.recipe == name and len(reference.low) == len(reference.high) == len(reference.steps)
+        assert all(low < high for low, high in zip(reference.low, reference.high, strict=True))
+        assert reference.high[0] < reference.final_at_least, "it tells a run that learned from one that did not"
+
+
+def test_shipped_references_have_the_settings_of_their_recipe():
+    """A changed recipe needs a new curve."""
+    import yaml
+
+    from forge_host.config import load_plugins, resolve
+
+    for name in reference_names():
+        config = yaml.safe_load(resolve((name,), host=load_plugins((name,))).to_yaml())
+        for key, value in load_reference(name).settings.items():
+            found = config
+            for part in key.split("."):
+                found = found[part]
+            assert found == value, f"{key} of {name} is {found}, its reference has {value}"
+
+
+def test_no_reference(capsys):
+    with pytest.raises(UsageError, match="no reference curve for 'x'"):
+        load_reference("x")
+    assert main(["run", "sft-none", "--check"]) == 2
+    assert "--check: there is no reference curve for 'sft-none'" in capsys.readouterr().err
