@@ -220,7 +220,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Repeat(torch.autograd.Function):
-    """x[owner] for few large blocks; the gradient is a product with the 0-1 matrix (6 times as fast as `index_add_`)."""
+    """x[owner] for few large blocks; the gradient is a product with a 0-1 matrix (6 times faster than `index_add_`)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, owner: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def read_model(path: str, *, seq_len: int, attention: Any, fuse_qkv: bool = Fals
         UsageError: an unsupported family or setting, or `seq_len` beyond what the model was made for.
     """
     hf = read_config(path)
-    kind = hf.get("model_type")
+    kind = str(hf.get("model_type"))
     if kind not in FAMILIES:
         raise UsageError(
             f"the titan trainer cannot train model_type {kind!r}",
@@ -166,7 +166,7 @@ def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
     rope = _rope_parameters(hf)
-    out = {"theta": float(rope["rope_theta"])}
+    out: dict[str, Any] = {"theta": float(rope["rope_theta"])}
     if rope["rope_type"] == "llama3":
         out |= {
             "scaling": "llama",
