@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,7 +19,18 @@ from forge_host.api import RunInfo, StepReport
 from forge_host.testing import PluginContract, TrackerContract
 
 
-def records(directory: Path):
+def records(directory: Path) -> list[Any]:
+    """Records of a finished run; W&B's own process writes the last of them a moment after `finish`."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = list(_records(directory))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        assert time.monotonic() < deadline, "the run's file has no end"
+        time.sleep(0.05)
+
+
+def _records(directory: Path) -> Iterator[Any]:
     """Records of an offline run's file: a 7-byte head, then blocks of 32 KiB with pieces of (crc, length, type)."""
     from wandb.proto.wandb_internal_pb2 import Record
 
