@@ -23,6 +23,7 @@ def forge_datasets(host: HostInfo) -> Iterable[ComponentSpec]:
         ComponentSpec(
             "jsonl", "forge_host.builtin.jsonl:JsonLines", "a .jsonl file of prompts, read line by line from disk"
         ),
+        ComponentSpec("mix", "forge_host.builtin.mix:Mix", "several datasets as one, in given shares"),
     ]
 
 

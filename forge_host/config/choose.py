@@ -28,7 +28,8 @@ from forge_host.types import AlgorithmParts, Kind, Use
 
 T = TypeVar("T")
 Items = Mapping[str, Item]
-_DATA_FILES = {".jsonl": "jsonl", ".json": "hf", ".parquet": "hf"}
+#: Which component reads a file, by its suffix.
+DATA_FILES = {".jsonl": "jsonl", ".json": "hf", ".parquet": "hf"}
 
 
 def algorithm(reader: Reader, item: Item | None, default: str) -> tuple[Part, AlgorithmParts]:
@@ -116,10 +117,10 @@ def _dataset_entry(reader: Reader, path: Item, key: str) -> tuple[Any, dict[str,
     text, where = str(path.value), path.source.where
     suffix = Path(text).suffix.lower()
     found = find_path(text, path.source)
-    if suffix in _DATA_FILES or text[:1] in "./~" and ".py:" not in text:
+    if suffix in DATA_FILES or text[:1] in "./~" and ".py:" not in text:
         if found is None:
             raise UsageError(f"dataset {text} does not exist", where=where, fix=f"check {key}.path")
-        name = _DATA_FILES.get(suffix, "hf") if found.is_file() else "hf"
+        name = DATA_FILES.get(suffix, "hf") if found.is_file() else "hf"
         return _reader_of(reader, name, text, where), {"path": str(found)}
     try:
         return reader.find("dataset", path, f"{key}.path"), {}

@@ -225,8 +225,15 @@ class PluginHost:
         return building.configure(self.find(kind, use.ref), use.config)
 
     def build(self, kind: Kind, use: Use) -> Any:
-        """The component with its values. `UsageError`: the values are wrong; `PluginError`: it cannot be made."""
-        return building.build(self.find(kind, use.ref), use.config)
+        """The component with its values. `UsageError`: the values are wrong; `PluginError`: it cannot be made.
+
+        One that is made of others (`mix`) has `forge_compose(host)`, which is called to build them.
+        """
+        component = building.build(self.find(kind, use.ref), use.config)
+        compose = getattr(component, "forge_compose", None)
+        if compose is not None:
+            compose(self)
+        return component
 
     def lock(self) -> PluginLock:
         """Versions and hashes of what is loaded, and of the files that references named so far."""
