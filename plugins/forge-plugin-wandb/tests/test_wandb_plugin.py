@@ -42,7 +42,7 @@ def _records(directory: Path) -> Iterator[Any]:
             at += left
             continue
         _crc, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        if kind == 0:
+        if kind == 0 or at + 7 + length > len(data):
             break
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
