@@ -44,8 +44,8 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 #: Parts of a step's time that follow one another, in order.
 TIMES = {
-    "data": "time/data_s", "generate": "time/generate_s", "reference": "time/ref_s", "train": "time/train_s", "sync": "time/sync_s",
-    "host": "time/host_s",
+    "data": "time/data_s", "generate": "time/generate_s", "reference": "time/ref_s", "train": "time/train_s",
+    "sync": "time/sync_s", "host": "time/host_s",
 }  # fmt: skip
 
 
@@ -88,6 +88,13 @@ def _parts(run: Run) -> list[Line]:
     return [Line(n, n.removeprefix("reward/").removesuffix("/mean")) for n in names]
 
 
+def _loss(run: Run) -> list[Line]:
+    """Of supervised training only: a policy loss says nothing about progress."""
+    if run.series("reward/mean")[1]:
+        return []
+    return [Line("train/loss", "training"), Line("eval/loss", "held out")]
+
+
 def _memory(run: Run) -> list[Line]:
     gpus = [Line(n, n.split("/")[1]) for n in run.names if n.startswith("system/gpu") and n.endswith("memory_used_gb")]
     host = [("rss_gb", "processes"), ("memory_used_gb", "machine"), ("shm_used_gb", "/dev/shm")]
@@ -100,7 +107,7 @@ def _load(run: Run) -> list[Line]:
 
 
 SPECS = (
-    Spec("Loss", "nats a token, lower is better", _fixed(training="train/loss", held_out="eval/loss"), bottom=None),
+    Spec("Loss", "nats a token, lower is better", _loss, bottom=None),
     Spec("Reward parts", "mean of each part", _parts, bottom=None),
     Spec("KL to the reference", "nats a token", _fixed(kl="policy/kl")),
     Spec("Trainer against generator", "KL, nats a token", _fixed(kl="policy/generator_kl")),
@@ -147,6 +154,19 @@ def constants(runs: Sequence[Run]) -> list[str]:
         for spec in SPECS
         if (flat := _flat(runs, spec))
     ]
+
+
+def unmeasured(run: Run) -> list[str]:
+    """What people look for in a reinforcement-learning run and this one did not measure, and what turns it on."""
+    if not run.series("reward/mean")[1]:
+        return []
+    section = str(run.setting("algorithm") or "grpo").rpartition("/")[2]
+    wanted = {
+        "policy/kl": f"KL to the reference: measured with {section}.beta above 0",
+        "policy/entropy": "Entropy: measured with training.entropy_coef above 0",
+        "eval/mean": "Reward on held-out prompts: measured with evaluation.interval above 0",
+    }
+    return [text for name, text in wanted.items() if not run.series(name, finite=False)[1]]
 
 
 def _flat(runs: Sequence[Run], spec: Spec) -> dict[str, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_host.errors import UsageError
-from forge_host.report.charts import COLOURS, MAX_SERIES, charts, constants
+from forge_host.report.charts import COLOURS, MAX_SERIES, charts, constants, unmeasured
 from forge_host.report.findings import findings, verdict
 from forge_host.report.metrics import describe
 from forge_host.report.reference import find_reference
@@ -60,6 +60,7 @@ def page(runs: Sequence[Run]) -> str:
         for c in charts(runs, reference)
     )
     flat = "".join(f"<li>{escape(line)}</li>" for line in constants(runs))
+    absent = "".join(f"<li>{escape(line)}</li>" for line in unmeasured(runs[0]) if len(runs) == 1)
     body = [
         f"<header><h1>{escape(title)}</h1>",
         f'<p class="muted">written {time.strftime("%Y-%m-%d %H:%M:%S")}</p></header>',
@@ -67,6 +68,7 @@ def page(runs: Sequence[Run]) -> str:
         _findings(runs),
         f'<h2>Charts</h2>{_legend(runs)}<div class="charts">{figures}</div>' if figures else "",
         f'<p class="muted">Constant at every step:</p><ul class="muted">{flat}</ul>' if flat else "",
+        f'<p class="muted">Not measured in this run:</p><ul class="muted">{absent}</ul>' if absent else "",
         *(_samples(run, found, len(runs) > 1) for run, found in zip(runs, picked, strict=True)),
         *(_numbers(run, len(runs) > 1) for run in runs),
         *(_setup(run, len(runs) > 1) for run in runs),

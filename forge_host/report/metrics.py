@@ -83,6 +83,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("tokens/per_s", "tokens/s", "mean", "tokens generated per second of the step"),
     Metric("tokens/trained", "tokens", "sum", "response tokens trained on"),
     Metric("tokens/packed", "tokens", "sum", "tokens of the packed examples (supervised training)"),
+    Metric("data/epoch", "epochs", "last", "pass over the examples"),
+    Metric("data/truncated", "examples", "last", "examples cut to the longest length so far"),
     Metric("data/dropped", "examples", "last", "examples left out so far, as they did not fit"),
     Metric("tokens/forward", "tokens", "sum", "tokens the forward pass computed"),
     Metric("tokens/train_per_s", "tokens/s", "mean", "tokens trained per second of training"),

@@ -73,6 +73,21 @@ def test_constant_metrics_are_a_line_not_an_empty_chart(make_run):
     assert "Clipped tokens" not in titles(page([run]))
 
 
+def test_what_was_not_measured_is_said(make_run):
+    text = Checker(page([load_run(make_run())])).text
+    assert "Not measured in this run" in text and "evaluation.interval above 0" in text
+    assert "grpo.beta above 0" not in text and "entropy_coef above 0" not in text
+    plain = make_run("plain", metrics=lambda s, n: {"reward/mean": s / n, "train/loss": 0.0})
+    html = page([load_run(plain)])
+    assert "grpo.beta above 0" in html and "entropy_coef above 0" in html and titles(html) == ["Reward"]
+
+
+def test_supervised_runs_show_their_loss(make_run):
+    path = make_run(metrics=lambda s, n: {"train/loss": 3.0 - s / n, "time/step_s": 1.0, "time/train_s": 0.5 + s / n})
+    html = page([load_run(path)])
+    assert titles(html) == ["Loss", "Time of a step"] and "Not measured" not in html
+
+
 def test_several_runs_are_overlaid(make_run):
     paths = [make_run(f"run-{letter}") for letter in "ab"]
     html = page([load_run(p) for p in paths])
