@@ -22,7 +22,7 @@ from forge_host.loop.prompts import PromptEncoder
 from forge_host.types import Completion, Prompt
 
 #: Metadata fields that hold the response to train on, where a dataset has one beside its target.
-RESPONSE_FIELDS = ("response", "completion", "output", "chosen")
+RESPONSE_FIELDS = ("response", "completion", "output")
 Messages = Sequence[Mapping[str, Any]]
 
 
