@@ -35,6 +35,7 @@ def test_a_run_learns_and_leaves_its_record(fake_run) -> None:
         "rollouts",
         "logs",
         "model",
+        "report.html",
     }
     kept = Counter(row["id"] for row in run.rollouts if row["kept"])
     assert len(kept) == 25 * 4 * 8 and set(kept.values()) == {1}, "no episode is trained on twice"
@@ -77,6 +78,7 @@ def test_a_dead_trainer_ends_the_run_by_name(fake_run) -> None:
     assert run.code == 4
     assert "error: trainer-0 died during `train_step` (Killed(sig=9))" in run.err and "Traceback" not in run.err
     assert run.summary["status"] == "failed" and len(run.metrics) == 1
+    assert "Failed after step 1: trainer-0 died" in (run.dir / "report.html").read_text(), "a failed run has its report"
 
 
 def test_weights_that_differ_are_refused(fake_run) -> None:
