@@ -8,6 +8,7 @@ from forge_host.config.recipes import recipe_names
 from forge_host.errors import RunError, UsageError
 from forge_host.report.charts import charts
 from forge_host.report.reference import Reference, check_run, find_reference, load_reference, reference_names
+from forge_host.report.reference_make import make_reference
 from forge_host.report.rundata import load_run
 
 STEPS = list(range(1, 21))
@@ -90,3 +91,18 @@ def test_no_reference(capsys):
         load_reference("x")
     assert main(["run", "sft-none", "--check"]) == 2
     assert "--check: there is no reference curve for 'sft-none'" in capsys.readouterr().err
+
+
+def test_a_made_reference_holds_its_own_runs(make_run):
+    runs = [load_run(make_run(f"r{i}", metrics=reward(lambda s, i=i: 0.1 * i + 0.5 * s / 20))) for i in range(3)]
+    made = Reference(**make_reference("made", runs))
+    assert [made.check(run) for run in runs] == [[], [], []]
+    assert made.low[0] == pytest.approx(0.025 - 0.15) and made.high[-1] == pytest.approx(0.8125, abs=1e-3)
+    assert made.check(load_run(make_run("flat", metrics=reward(lambda s: 0.1))))
+    with pytest.raises(UsageError, match="two runs or more"):
+        make_reference("made", runs[:1])
+    with pytest.raises(UsageError, match="r4: it has steps"):
+        make_reference("made", [*runs, load_run(make_run("r4", steps=5))])
+    other = make_run("r5", config=CONFIG.replace("smollm2", "other"))
+    with pytest.raises(UsageError, match="r5: model is 'other', and 'smollm2' in r0"):
+        make_reference("made", [*runs, load_run(other)])

@@ -1,0 +1,63 @@
+"""Makes a recipe's reference curve from runs of it with different seeds; for maintainers, after a recipe changes.
+
+    python -m forge_host.report.reference_make quickstart RUN RUN RUN > forge_host/report/reference/quickstart.json
+
+The band is the lowest and highest windowed reward of the runs at each step, widened by TOLERANCE: few runs do not show
+all that seeds and machines do.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from forge_host.errors import UsageError
+from forge_host.report.rundata import Run, load_run
+
+WINDOW = 4  # steps
+TOLERANCE = 0.15  # of reward
+#: Settings that shape the curve; those that only make it faster, or say where things are, do not.
+KEYS = (
+    "name", "model", "algorithm", "dataset", "rewards", "training.batch_size", "training.max_steps",
+    "training.learning_rate", "training.sync_interval", "training.max_policy_age",
+)  # fmt: skip
+
+
+def make_reference(recipe: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """What `reference/NAME.json` holds.
+
+    Raises:
+        UsageError: fewer than two runs, or runs of different settings or lengths.
+    """
+    if len(runs) < 2:
+        raise UsageError("a reference is made of two runs or more, with different seeds")
+    section = str(runs[0].setting("algorithm")).rpartition("/")[2]
+    settings = {key: runs[0].setting(key) for key in (*KEYS, section)}
+    curves = []
+    for run in runs:
+        for key, value in settings.items():
+            if run.setting(key) != value:
+                raise UsageError(f"{key} is {run.setting(key)!r}, and {value!r} in {runs[0].name}", where=run.name)
+        steps, rewards = run.series("reward/mean")
+        if steps != list(range(1, len(runs[0].rows) + 1)):
+            raise UsageError(f"it has steps {steps[:1]} to {steps[-1:]}, not those of {runs[0].name}", where=run.name)
+        curves.append([statistics.fmean(rewards[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(rewards))])
+    finals = [statistics.fmean(run.series("reward/mean")[1][-5:]) for run in runs]
+    seeds = ", ".join(str(run.setting("training.seed")) for run in runs)
+    return {
+        "recipe": recipe,
+        "settings": settings,
+        "window": WINDOW,
+        "steps": list(range(1, len(curves[0]) + 1)),
+        "low": [round(min(values) - TOLERANCE, 3) for values in zip(*curves, strict=True)],
+        "high": [round(max(values) + TOLERANCE, 3) for values in zip(*curves, strict=True)],
+        "final_at_least": round(min(finals) - TOLERANCE, 3),
+        "runs": f"{len(runs)} runs, seeds {seeds}, torch {runs[0].lock.get('torch')}, within {TOLERANCE}",
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(make_reference(sys.argv[1], [load_run(path) for path in sys.argv[2:]]), indent=1))
