@@ -19,6 +19,7 @@ from typing import Any
 
 from forge_host.errors import UsageError
 from forge_host.report.charts import COLOURS, MAX_SERIES, charts, constants, unmeasured
+from forge_host.report.events import warnings_of
 from forge_host.report.findings import findings, verdict
 from forge_host.report.metrics import describe
 from forge_host.report.reference import find_reference
@@ -70,6 +71,7 @@ def page(runs: Sequence[Run]) -> str:
         f'<p class="muted">Constant at every step:</p><ul class="muted">{flat}</ul>' if flat else "",
         f'<p class="muted">Not measured in this run:</p><ul class="muted">{absent}</ul>' if absent else "",
         *(_samples(run, found, len(runs) > 1) for run, found in zip(runs, picked, strict=True)),
+        *(_events(run, len(runs) > 1) for run in runs),
         *(_numbers(run, len(runs) > 1) for run in runs),
         *(_setup(run, len(runs) > 1) for run in runs),
     ]
@@ -193,6 +195,22 @@ def prompt_text(row: Mapping[str, Any]) -> str:
 
 def _short(text: str, limit: int = MAX_TEXT) -> str:
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit} more characters)"
+
+
+def _events(run: Run, named: bool) -> str:
+    events = warnings_of(run)
+    if not events:
+        return ""
+    rows = "".join(
+        f'<tr><td class="n">{event.step if event.step is not None else ""}</td><td>{escape(event.level)}</td>'
+        f"<td>{escape(event.text)}</td></tr>"
+        for event in events
+    )
+    of = f" of {escape(run.name)}" if named else ""
+    return (
+        f'<details class="card"><summary>{len(events)} warnings in the log{of}</summary><div class="scroll"><table>'
+        f'<tr><th class="n">step</th><th>level</th><th>what</th></tr>{rows}</table></div></details>'
+    )
 
 
 def _numbers(run: Run, named: bool) -> str:

@@ -12,6 +12,7 @@ from made_runs import episode, healthy
 from forge_host.cli.main import main
 from forge_host.errors import UsageError
 from forge_host.report.charts import MAX_POINTS, charts, constants, thin
+from forge_host.report.events import warnings_of
 from forge_host.report.final import write_final_report
 from forge_host.report.html import page, write_report
 from forge_host.report.rundata import load_run
@@ -102,6 +103,25 @@ def test_model_output_is_text(make_run):
     (path / "rollouts" / "rollouts.jsonl").write_text(json.dumps(row) + "\n")
     html = page([load_run(path)])
     assert "<script" not in html and "&lt;script&gt;alert(1)" in html and "user: &lt;b&gt;hi" in html
+
+
+def test_warnings_of_the_log_with_their_steps(make_run):
+    path = make_run()  # step s ended at 1e9 + s seconds
+    (path / "logs").mkdir()
+    lines = [
+        {"event": "transport chosen", "level": "info", "timestamp": "2001-09-09T01:46:40Z"},
+        {"event": "tracker detached", "level": "warning", "timestamp": "2001-09-09T01:46:44.5Z", "tracker": "x<y"},
+        {"event": "replica lost", "level": "error", "timestamp": "2001-09-09T02:00:00Z", "reason": "z" * 2000},
+        {"event": "no clock", "level": "warning", "timestamp": "?"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"event": "cut'
+    (path / "logs" / "controller.jsonl").write_text(text)
+    events = warnings_of(load_run(path))
+    assert [(e.step, e.text[:26]) for e in events] == [
+        (5, "tracker detached: tracker "), (21, "replica lost: reason zzzzz"), (None, "no clock")]  # fmt: skip
+    assert len(events[1].text) < 500
+    html = page([load_run(path)])
+    assert "3 warnings in the log" in html and "tracker x&lt;y" in html
 
 
 def test_crashed_at_step_3(make_run):
