@@ -160,9 +160,8 @@ def unmeasured(run: Run) -> list[str]:
     """What people look for in a reinforcement-learning run and this one did not measure, and what turns it on."""
     if not run.series("reward/mean")[1]:
         return []
-    section = str(run.setting("algorithm") or "grpo").rpartition("/")[2]
     wanted = {
-        "policy/kl": f"KL to the reference: measured with {section}.beta above 0",
+        "policy/kl": f"KL to the reference: measured with {run.algorithm_key('beta')} above 0",
         "policy/entropy": "Entropy: measured with training.entropy_coef above 0",
         "eval/mean": "Reward on held-out prompts: measured with evaluation.interval above 0",
     }
@@ -242,8 +241,7 @@ def _half_widths(run: Run, steps: Sequence[int]) -> list[float] | None:
     """1.96 standard errors of each step's mean reward; None when the spread or the number is not known."""
     std = dict(zip(*run.series("reward/std"), strict=True))
     number = dict(zip(*run.series("reward/num_graded"), strict=True))
-    section = str(run.setting("algorithm") or "").rpartition("/")[2]
-    batch, samples = run.setting("training.batch_size"), run.setting(f"{section}.n_samples")
+    batch, samples = run.setting("training.batch_size"), run.setting(run.algorithm_key("n_samples"))
     planned = batch * samples if isinstance(batch, int) and isinstance(samples, int) else 0
     if not std or not (number or planned):
         return None

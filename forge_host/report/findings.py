@@ -161,12 +161,13 @@ def _length(run: Run) -> Iterator[Finding]:
             "warning" if useless or (cut or 0) > 0.3 else "note", "Responses grow",
             f"response/length_mean {t.first:.0f} \u2192 {t.last:.0f} tokens"
             + (", and the reward did not rise" if useless else ""),
-            f"average the loss over tokens ({_key(run, 'aggregation')}: token-mean), or punish long ones (dapo)",
+            f"average the loss over tokens ({run.algorithm_key('aggregation')}: token-mean), or use dapo's penalty",
         )  # fmt: skip
     if cut is not None and cut > 0.5:
         yield Finding(
             "warning", "Responses are cut", f"{cut:.0%} of the late responses ended at max_tokens",
-            f"raise {_key(run, 'max_tokens')}, or leave them out of the loss ({_key(run, 'mask_truncated')}: true)",
+            f"raise {run.algorithm_key('max_tokens')}, or leave them out of the loss "
+            f"({run.algorithm_key('mask_truncated')}: true)",
         )  # fmt: skip
 
 
@@ -215,7 +216,7 @@ def _zero_variance(run: Run) -> Iterator[Finding]:
         "note" if solved else "warning", "Most groups teach nothing",
         f"in {share:.0%} of the late groups all responses got the same reward (mean reward {reward or 0:.2f})",
         "the task is nearly solved: stop, or take a harder one" if solved else
-        f"take prompts of mixed difficulty, raise {_key(run, 'n_samples')}, or reject such groups (dapo)",
+        f"take prompts of mixed difficulty, raise {run.algorithm_key('n_samples')}, or reject such groups (dapo)",
     )  # fmt: skip
 
 
@@ -226,7 +227,7 @@ def _mismatch(run: Run) -> Iterator[Finding]:
             "warning", "Trainer and generator disagree",
             f"policy/generator_kl has median {statistics.median(values):.3f} and maximum {max(values):.3f} nats/token",
             "set training.verify_weight_sync: true, use one dtype for both, lower training.max_policy_age, or correct "
-            f"for it ({_key(run, 'correction')}: truncate)",
+            f"for it ({run.algorithm_key('correction')}: truncate)",
         )  # fmt: skip
 
 
@@ -236,7 +237,7 @@ def _starvation(run: Run) -> Iterator[Finding]:
         yield Finding(
             "warning", "The trainer starves", f"{wait:.0%} of the step is spent waiting for rollouts",
             "add generator replicas (services.generator.num_replicas), let rollouts run ahead (training.max_policy_age:"
-            f" 1), or shorten responses ({_key(run, 'max_tokens')})",
+            f" 1), or shorten responses ({run.algorithm_key('max_tokens')})",
         )  # fmt: skip
     if sync is not None and sync > 0.3:
         yield Finding(
@@ -278,15 +279,10 @@ def _errors(run: Run) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _key(run: Run, name: str) -> str:
-    """A key of the algorithm's section, as this run's configuration spells it."""
-    return f"{str(run.setting('algorithm') or 'grpo').rpartition('/')[2]}.{name}"
-
-
 def _more_kl(run: Run) -> str:
-    beta = run.setting(_key(run, "beta"))
+    beta = run.setting(run.algorithm_key("beta"))
     now = f"from {beta:g} to {2 * beta or 0.1:g}" if isinstance(beta, (int, float)) else "0.1 to 0.2"
-    return f"raise the KL penalty ({_key(run, 'beta')}, {now})"
+    return f"raise the KL penalty ({run.algorithm_key('beta')}, {now})"
 
 
 def _share_of_step(run: Run, name: str) -> float | None:

@@ -21,9 +21,11 @@ WINDOW = 4  # steps
 TOLERANCE = 0.15  # of reward
 #: Settings that shape the curve; those that only make it faster, or say where things are, do not.
 KEYS = (
-    "name", "model", "algorithm", "dataset", "rewards", "training.batch_size", "training.max_steps",
+    "name", "model", "algorithm", "dataset.path", "dataset.system", "dataset.low", "dataset.high",
+    "dataset.operations", "rewards.0.use", "rewards.1.use", "training.batch_size", "training.max_steps",
     "training.learning_rate", "training.sync_interval", "training.max_policy_age",
 )  # fmt: skip
+OF_THE_ALGORITHM = ("n_samples", "max_tokens", "beta", "aggregation", "correction")
 
 
 def make_reference(recipe: str, runs: Sequence[Run]) -> dict[str, Any]:
@@ -34,8 +36,8 @@ def make_reference(recipe: str, runs: Sequence[Run]) -> dict[str, Any]:
     """
     if len(runs) < 2:
         raise UsageError("a reference is made of two runs or more, with different seeds")
-    section = str(runs[0].setting("algorithm")).rpartition("/")[2]
-    settings = {key: runs[0].setting(key) for key in (*KEYS, section)}
+    keys = [*KEYS, *(runs[0].algorithm_key(name) for name in OF_THE_ALGORITHM)]
+    settings = {key: runs[0].setting(key) for key in keys}
     curves = []
     for run in runs:
         for key, value in settings.items():

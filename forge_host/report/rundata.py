@@ -25,6 +25,13 @@ from forge_host.loop.record import CURRENT, part_number, parts
 MARKS = ("config.resolved.yaml", "metrics.jsonl", "summary.json")
 
 
+#: Settings of an algorithm's section that a general section may replace.
+GENERAL = {
+    "beta": "kl.beta", "n_samples": "sampling.n", "max_tokens": "sampling.max_tokens",
+    "aggregation": "aggregation.mode", "correction": "correction.mode",
+}  # fmt: skip
+
+
 @attrs.define(kw_only=True)
 class Run:
     """One run.
@@ -71,11 +78,21 @@ class Run:
         return steps, values
 
     def setting(self, key: str) -> Any:
-        """A dotted key of the configuration; None when it is not there."""
+        """A dotted key of the configuration, `rewards.0.use` for what is in a list; None when it is not there."""
         value: Any = self.config
         for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+            if isinstance(value, list) and part.isdigit():
+                value = value[int(part)] if int(part) < len(value) else None
+            else:
+                value = value.get(part) if isinstance(value, Mapping) else None
         return value
+
+    def algorithm_key(self, name: str) -> str:
+        """The key that decides a setting of the algorithm here: `grpo.beta`, or `kl.beta` where that replaces it."""
+        general = GENERAL.get(name)
+        if general is not None and self.setting(general) is not None:
+            return general
+        return f"{str(self.setting('algorithm') or 'grpo').rpartition('/')[2]}.{name}"
 
 
 def load_run(path: str | Path) -> Run:

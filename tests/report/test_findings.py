@@ -103,6 +103,15 @@ def test_verdicts(make_run, status, steps, mean, level, text):
     assert found[0] == level and text in found[1]
 
 
+def test_remedies_name_the_key_that_counts(make_run):
+    config = "algorithm: dapo/dapo\ndapo: {beta: 0.04}\nkl: {beta: 0.2}\nsampling: {n: 8}\n"
+    changes = {"policy__kl": lambda s, n: s / n, "reward__zero_variance_share": 0.9, "response__truncated_share": 0.8}
+    found = titles(make_run(config=config, metrics=with_(**changes)))
+    assert "(kl.beta, from 0.2 to 0.4)" in found["The policy left the reference"].remedy
+    assert "raise sampling.n," in found["Most groups teach nothing"].remedy
+    assert "raise dapo.max_tokens," in found["Responses are cut"].remedy
+
+
 def test_supervised_runs_are_judged_by_their_loss(make_run):
     path = make_run(metrics=lambda s, n: {"train/loss": 3.0 - s / n})
     assert verdict(load_run(path))[0] == "good" and "loss 2." in verdict(load_run(path))[1]
