@@ -54,7 +54,10 @@ def page(runs: Sequence[Run]) -> str:
     """The whole HTML document."""
     title = ", ".join(run.name for run in runs)
     reference = find_reference(runs[0])
-    picked = [pick(read_rollouts(run.path, run.notes), run.rows[-1]["step"] if run.rows else 0) for run in runs]
+    picked = [
+        pick(read_rollouts(run.path, run.notes), run.rows[-1]["step"] if run.rows else 0, kind=run.episodes)
+        for run in runs
+    ]
     figures = "".join(
         f'<div class="card chart{" wide" if c.wide else ""}"><h3>{escape(c.title)}</h3>'
         f"<small>{escape(c.caption)}</small><div>{c.svg}</div>{f'<div>{c.wide}</div>' if c.wide else ''}</div>"
@@ -152,6 +155,8 @@ def _samples(run: Run, picked: Picked, named: bool) -> str:
         out.append(f'<h2>Greedy answers before and after{of}</h2><div class="samples">{cards}</div>')
     titles = {"early": "First rollouts", "late": "Newest rollouts", "best": "Best of the late rollouts",
               "worst": "Worst of the late rollouts"}  # fmt: skip
+    if run.episodes == "evaluation":
+        titles = {"best": "Best responses", "worst": "Worst responses"}
     for key, title in titles.items():
         rows = getattr(picked, key)
         if rows:

@@ -63,6 +63,11 @@ class Run:
         """Every metric of any step, sorted."""
         return sorted({name for row in self.rows for name in row["metrics"]})
 
+    @property
+    def episodes(self) -> str:
+        """The kind of its episodes that count: "train", or "evaluation" of a run that only evaluates."""
+        return "evaluation" if self.summary.get("kind") == "eval" else "train"
+
     def series(self, name: str, finite: bool = True) -> tuple[list[int], list[float]]:
         """Steps and values of a metric; steps without it (with `finite`, also NaN ones) are left out."""
         pairs = [(row["step"], row["metrics"][name]) for row in self.rows if name in row["metrics"]]
@@ -111,12 +116,15 @@ def load_run(path: str | Path) -> Run:
             fix="name a folder that `forge-host run` made",
         )
     notes: list[str] = []
-    rows = _metric_rows(folder / "metrics.jsonl", notes)
+    summary = _mapping(folder / "summary.json", json.loads, notes)
+    rows = []
+    if summary.get("kind") != "eval":  # it has no steps
+        rows = _metric_rows(folder / "metrics.jsonl", notes)
     return Run(
         path=folder.resolve(),
         config=_mapping(folder / "config.resolved.yaml", yaml.safe_load, notes),
         rows=rows,
-        summary=_mapping(folder / "summary.json", json.loads, notes),
+        summary=summary,
         lock=_mapping(folder / "plugins.lock", json.loads, notes),
         notes=notes,
     )

@@ -34,8 +34,8 @@ class Picked:
     num_train: int = 0
 
 
-def pick(rows: Iterable[Row], last_step: int, size: int = 4) -> Picked:
-    """Args: rows oldest first; last_step is where the run's end is counted from; size is episodes a list."""
+def pick(rows: Iterable[Row], last_step: int, size: int = 4, kind: str = "train") -> Picked:
+    """Args: rows oldest first; last_step is where the run's end is counted from; size is episodes a list; kind of the episodes."""
     out = Picked()
     first_probe: dict[Any, Row] = {}
     last_probe: dict[Any, Row] = {}
@@ -47,14 +47,14 @@ def pick(rows: Iterable[Row], last_step: int, size: int = 4) -> Picked:
         if row.get("kind") == "probe":
             (last_probe if row.get("prompt_id") in first_probe else first_probe)[row.get("prompt_id")] = row
             continue
-        if row.get("kind") != "train":
+        if row.get("kind") != kind:
             continue
         out.num_train += 1
         if len(out.early) < size and _new_prompt(row, out.early):
             out.early.append(row)
         late = [*[r for r in late if r.get("prompt") != row.get("prompt")], row][-size:]
         reward = row.get("reward")
-        if isinstance(reward, (int, float)) and math.isfinite(reward) and row.get("step", 0) > begin:
+        if isinstance(reward, (int, float)) and math.isfinite(reward) and row.get("step", 0) >= begin:
             _keep(best, (float(reward), number, row), 8 * size)
             _keep(worst, (-float(reward), number, row), 8 * size)
     out.late = late

@@ -89,6 +89,18 @@ def test_supervised_runs_show_their_loss(make_run):
     assert titles(html) == ["Loss", "Time of a step"] and "Not measured" not in html
 
 
+def test_an_evaluation_shows_its_numbers_and_responses(make_run):
+    path = make_run(steps=0)
+    summary = {"status": "done", "kind": "eval", "metrics": {"eval/mean": 0.5, "eval/pass@4": 0.75, "eval/ci95": 0.1}}
+    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "metrics.jsonl").unlink()
+    rows = [episode(0, i, reason="evaluation", kept=False, reward=i / 10) for i in range(9)]
+    (path / "rollouts" / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = Checker(page([load_run(path)])).text
+    assert "Evaluation: mean 0.500, pass@4 0.750." in text and "Incomplete" not in text
+    assert "Best responses" in text and "reward 0.8" in text and "First rollouts" not in text
+
+
 def test_several_runs_are_overlaid(make_run):
     paths = [make_run(f"run-{letter}") for letter in "ab"]
     html = page([load_run(p) for p in paths])
