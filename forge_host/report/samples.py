@@ -35,7 +35,13 @@ class Picked:
 
 
 def pick(rows: Iterable[Row], last_step: int, size: int = 4, kind: str = "train") -> Picked:
-    """Args: rows oldest first; last_step is where the run's end is counted from; size is episodes a list; kind of the episodes."""
+    """What to show of `rows`, which come oldest first.
+
+    Args:
+        last_step: where the run's end is counted from.
+        size: episodes a list.
+        kind: of the episodes that count; probes are always paired.
+    """
     out = Picked()
     first_probe: dict[Any, Row] = {}
     last_probe: dict[Any, Row] = {}
