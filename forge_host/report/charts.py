@@ -198,9 +198,9 @@ def _draw_reward(runs: Sequence[Run], reference: Reference | None, wide: bool) -
     figure, axes = _figure(wide)
     caption = "mean of the graded responses; band: 95% interval of the mean"
     if reference is not None:
-        axes.fill_between(reference.steps, reference.low, reference.high, color=MUTED, alpha=0.16, linewidth=0)
+        axes.fill_between(reference.centres, reference.low, reference.high, color=MUTED, alpha=0.16, linewidth=0)
         axes.plot([], [], color=MUTED, alpha=0.4, linewidth=6, label="expected")
-        caption += "; grey: what this recipe is expected to do"
+        caption += f"; grey: expected mean over {reference.window} steps"
     many = len(runs) > 1
     styles: dict[str, dict[str, Any]] = {}
     for run, colour in zip(runs, COLOURS, strict=False):

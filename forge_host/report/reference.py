@@ -42,6 +42,11 @@ class Reference:
     final_at_least: float
     runs: str
 
+    @property
+    def centres(self) -> list[float]:
+        """The middle of each step's window, where the band is drawn."""
+        return [step - (min(step, self.window) - 1) / 2 for step in self.steps]
+
     def applies(self, run: Run) -> str | None:
         """None, or the sentence that says which setting differs."""
         for key, value in self.settings.items():

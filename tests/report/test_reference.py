@@ -59,6 +59,7 @@ def test_drawn_behind_the_reward(make_run):
     run = load_run(make_run())
     assert find_reference(run) is None
     assert "expected" in next(charts([run], REFERENCE)).wide
+    assert REFERENCE.centres[:5] == [1.0, 1.5, 2.0, 3.0, 4.0]
     assert "expected" not in next(charts([run])).wide
 
 
