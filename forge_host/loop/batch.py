@@ -79,14 +79,39 @@ def num_bins(rows: Sequence[Row], *, data_parallel: int, accumulation: int, micr
 
 
 def balance(rows: Sequence[Row], bins: int) -> list[list[Row]]:
-    """Longest first into the bin with the fewest tokens; deterministic, and every bin gets at least one row."""
+    """Rows to micro-batches of about equal length. A group stays together where it can: its prompt is computed once.
+
+    Heaviest first into the bin with the fewest tokens; deterministic, and every bin gets at least one row.
+    """
+    units: dict[int, list[Row]] = {}
+    for row in rows:
+        units.setdefault(row.group_id, []).append(row)
+    parts = list(units.values())
+    while len(parts) < bins or _heaviest(parts) > 1.5 * _mean_load(rows, bins):
+        part = max((p for p in parts if len(p) > 1), key=_tokens, default=None)
+        if part is None:
+            break
+        parts.remove(part)
+        parts += [part[: len(part) // 2], part[len(part) // 2 :]]
     loads = [0] * bins
     filled: list[list[Row]] = [[] for _ in range(bins)]
-    for row in sorted(rows, key=lambda r: -r.num_tokens):
+    for part in sorted(parts, key=lambda p: -_tokens(p)):
         index = loads.index(min(loads))
-        filled[index].append(row)
-        loads[index] += row.num_tokens
+        filled[index] += part
+        loads[index] += _tokens(part)
     return filled
+
+
+def _tokens(rows: Sequence[Row]) -> int:
+    return sum(row.num_tokens for row in rows)
+
+
+def _heaviest(parts: Sequence[Sequence[Row]]) -> int:
+    return max((_tokens(p) for p in parts if len(p) > 1), default=0)
+
+
+def _mean_load(rows: Sequence[Row], bins: int) -> float:
+    return _tokens(rows) / bins
 
 
 def make_batches(rows: Sequence[Row], bins: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ import torch
 from forge_host.errors import RunError
 from forge_host.loop import batch
 from forge_host.plugins.calling import CallByName
-from forge_host.rl import token_kl
+from forge_host.rl import compute_advantages, token_kl
 from forge_host.runtime.handle import ActorHandle
 from forge_host.runtime.service import Service
 from forge_host.types import Group
@@ -82,24 +82,16 @@ class Stepper:
 
     async def _advantages(self, rows: list[batch.Row], parts: list[list[batch.Row]], inputs: list[Any]) -> None:
         lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
-        given: dict[str, torch.Tensor] = {
-            "rewards": torch.tensor([row.reward for row in rows], dtype=torch.float64),
-            "group_ids": torch.tensor([row.group_id for row in rows]),
-            "lengths": lengths,
-            "padding_mask": torch.arange(int(lengths.max())) < lengths[:, None],
-        }
         kl = self.plan.kl
-        if kl.placement == "reward" and kl.beta > 0:
-            penalty = await self._token_kl(rows, parts, inputs, int(lengths.max()))
-            if "token_kl" in self.advantage.names:
-                given["token_kl"] = penalty
-            else:
-                given["rewards"] = given["rewards"] - penalty.sum(1)
-        values = torch.as_tensor(self.advantage(**given))
-        if values.shape[0] != len(rows):
-            raise RunError(
-                f"advantage `{self.plan.advantage.ref}` returned {values.shape[0]} values for {len(rows)} rows"
-            )
+        in_reward = kl.placement == "reward" and kl.beta > 0
+        values = compute_advantages(
+            self.advantage,
+            rewards=torch.tensor([row.reward for row in rows], dtype=torch.float64),
+            group_ids=torch.tensor([row.group_id for row in rows]),
+            padding_mask=torch.arange(int(lengths.max())) < lengths[:, None],
+            token_kl=await self._token_kl(rows, parts, inputs, int(lengths.max())) if in_reward else None,
+            row_constant="sequence-advantages" in self.plan.loss.needs,
+        )
         for row, value in zip(rows, values, strict=True):
             row.advantage = value
 

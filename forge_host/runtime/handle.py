@@ -75,7 +75,7 @@ class ActorHandle:
 
 
 class Call:
-    """One endpoint of an actor; `call` gives every rank's answer in rank order, `call_one` the only rank's."""
+    """One endpoint of an actor; `call` gives every rank's answer in rank order, `call_one` the first rank's."""
 
     __slots__ = ("_endpoint", "_handle", "_name")
 

@@ -56,6 +56,16 @@ def test_balance_uses_every_bin() -> None:
     assert sorted(sum(r.num_tokens for r in b) for b in balance(rows, 2)) == [9, 51]
 
 
+def test_a_group_stays_together_unless_a_bin_would_be_empty_or_far_too_full() -> None:
+    rows = [Row(completion(4, 5), group, 0.0) for group in range(4) for _ in range(3)]
+    assert [sorted({r.group_id for r in b}) for b in balance(rows, 2)] == [[0, 2], [1, 3]]
+    lonely = [Row(completion(4, 5), 0, 0.0) for _ in range(8)]
+    assert [len(b) for b in balance(lonely, 4)] == [2, 2, 2, 2]
+    uneven = [Row(completion(4, 60), 0, 0.0) for _ in range(8)] + [Row(completion(4, 5), 1, 0.0)]
+    loads = [sum(r.num_tokens for r in b) for b in balance(uneven, 2)]
+    assert max(loads) < 1.2 * min(loads)
+
+
 def test_bins_follow_memory_and_ranks() -> None:
     rows = [Row(completion(1, 9), 0, 0.0) for _ in range(8)]
     assert num_bins(rows, data_parallel=1, accumulation=1, micro_batch_tokens=1000) == 1
