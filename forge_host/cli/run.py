@@ -83,6 +83,8 @@ def train(
     for lock in (locked, checkpoint and checkpoint.lock):
         if lock:
             _check_lock(setup, lock)
+    for record in setup.host.problems:
+        print(f"note: plugin `{record.name}` is not loaded: {record.reason}", file=sys.stderr)
     for note in resolved.notes:
         print(f"note: {note}", file=sys.stderr)
     if dry_run:

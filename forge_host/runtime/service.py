@@ -129,7 +129,7 @@ class Service:
             handle = await self._start(replica.index, number)
             if self.on_restart is not None:
                 await self.on_restart(handle)
-        except RunError as error:
+        except Exception as error:  # whatever it is ends the service; unseen, every later request would wait for ever
             self._failed = RunError(f"{self.name} replica {replica.index} could not be restarted: {error}")
         else:
             replica.handle, replica.in_flight, replica.healthy = handle, 0, True

@@ -135,3 +135,10 @@ def test_interrupt_ends_cleanly_with_the_weights(fake_config, tmp_path) -> None:
     assert process.returncode == 130, err
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
     assert (run_dir / "model").is_dir()
+
+
+def test_arguments_nobody_provides_are_refused_before_any_process_starts(fake_run, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(promt):\n    return 0.0\n\n\ndef loss(logits):\n    return logits\n")
+    for section in ({"rewards": [f"{tmp_path / 'mine.py'}:reward"]}, {"loss": f"{tmp_path / 'mine.py'}:loss"}):
+        run = fake_run(**section)
+        assert run.code == 3 and "which does not exist" in run.err and run.dir is None, run.err
