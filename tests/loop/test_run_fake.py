@@ -127,7 +127,7 @@ def test_interrupt_ends_cleanly_with_the_weights(fake_config, tmp_path) -> None:
         [*command, "--plugin-file", str(ROLES)], env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
+        while time.monotonic() < deadline and not any(f.read_text() for f in tmp_path.glob("runs/*/metrics.jsonl")):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
