@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import assert_none_left
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make setup")
 pytest.importorskip("torchtitan", reason="TorchTitan is not installed: make setup")
@@ -67,9 +68,11 @@ class CustomMathReward:
 class Run:
     def __init__(self, directory: Path, *args: str) -> None:
         command = [sys.executable, "-m", "forge_host.cli.main", "run", "quickstart", "--run-dir", str(directory), *args]
-        self.done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        env = {**os.environ, "FORGE_TEST_MARK": str(directory)}
+        self.done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
         self.dir = directory
         assert self.done.returncode == 0, self.done.stderr
+        assert_none_left(str(directory))
 
     @property
     def metrics(self) -> list[dict[str, float]]:

@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import assert_none_left
 
 HERE = Path(__file__).parent
 
@@ -85,24 +85,7 @@ def fake_run(fake_config, tmp_path):
         command += ["--plugin-file", str(HERE / "fake_roles.py"), *args]
         env = {**os.environ, "FORGE_TEST_MARK": str(tmp_path)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
-        deadline = time.monotonic() + 5
-        while (left := processes_with(str(tmp_path))) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not left, f"left behind: {left}"
+        assert_none_left(str(tmp_path))
         return Outcome(done, tmp_path / "runs")
 
     return run
-
-
-def processes_with(text: str) -> list[tuple[int, str]]:
-    """Live processes of this host whose environment holds `text`; every process of a run inherits FORGE_TEST_MARK."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-        except (OSError, IndexError):
-            continue
-        if state != "Z" and text.encode() in environment:
-            found.append((int(entry.name), command[:80].decode(errors="replace")))
-    return found

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from processes import assert_none_left
 
 HERE = Path(__file__).parent
 ROLES = HERE / "fake_roles.py"
@@ -133,6 +134,7 @@ def test_interrupt_ends_cleanly_with_the_weights(fake_config, tmp_path) -> None:
         _, err = process.communicate(timeout=60)
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert process.returncode == 130, err
+    assert_none_left(str(tmp_path))
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
     assert (run_dir / "model").is_dir()
 
