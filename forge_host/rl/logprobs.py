@@ -111,20 +111,22 @@ class _TokenLogprobs(torch.autograd.Function):
         for rows in _slices(len(ids), chunk):
             stats.fill(rows, _scaled(logits[rows], stats.dtype, temperature), ids[rows], with_entropy)
         ctx.save_for_backward(logits, ids, stats.lse, stats.entropy)
-        ctx.options = temperature, chunk, with_entropy, overwrite
+        ctx.options = temperature, chunk, overwrite
+        ctx.set_materialize_grads(False)  # an entropy that is only a metric costs nothing in backward
         if not with_entropy:
             ctx.mark_non_differentiable(stats.entropy)
         return stats.logprobs, stats.entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         logits, ids, lse, entropy = ctx.saved_tensors
-        temperature, chunk, with_entropy, overwrite = ctx.options
+        temperature, chunk, overwrite = ctx.options
         grad_logits = logits.data if overwrite else torch.empty_like(logits)
+        grad, grad_of_entropy = _present(grads, lse)
         for rows in _slices(len(ids), chunk):
             z = _scaled(logits[rows], lse.dtype, temperature)
-            grad_entropy = (grads[1][rows], entropy[rows]) if with_entropy else None
-            grad_logits[rows] = _softmax_grad(z, ids[rows], lse[rows], grads[0][rows], grad_entropy, temperature)
+            grad_entropy = None if grad_of_entropy is None else (grad_of_entropy[rows], entropy[rows])
+            grad_logits[rows] = _softmax_grad(z, ids[rows], lse[rows], grad[rows], grad_entropy, temperature)
         return grad_logits, None, None, None, None, None
 
 
@@ -162,15 +164,18 @@ class _LinearLogprobs(torch.autograd.Function):
             lse = top + total.log()
             entropy = lse - weighted / total if with_entropy else weighted
         ctx.save_for_backward(hidden, weight, ids, lse, entropy)
-        ctx.options = temperature, block, with_entropy, dtype
+        ctx.options = temperature, block, dtype
+        ctx.set_materialize_grads(False)
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
         return picked - lse, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, ids, lse, entropy = ctx.saved_tensors
-        temperature, block, with_entropy, dtype = ctx.options
+        temperature, block, dtype = ctx.options
+        grad, grad_of_entropy = _present(grads, lse)
+        grad_entropy = None if grad_of_entropy is None else (grad_of_entropy, entropy)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(dtype), weight.to(dtype)
@@ -179,8 +184,7 @@ class _LinearLogprobs(torch.autograd.Function):
             grad_weight = torch.empty_like(w) if need_weight else None
             for start, z in blocks:
                 stop = start + z.shape[-1]
-                grad_entropy = (grads[1], entropy) if with_entropy else None
-                dz = blocks.to_matmul(_softmax_grad(z, ids, lse, grads[0], grad_entropy, temperature, start))
+                dz = blocks.to_matmul(_softmax_grad(z, ids, lse, grad, grad_entropy, temperature, start))
                 if grad_hidden is not None and dtype == grad_hidden.dtype:
                     grad_hidden.addmm_(dz, w[start:stop])
                 elif grad_hidden is not None:
@@ -192,6 +196,11 @@ class _LinearLogprobs(torch.autograd.Function):
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None, None, None, None, None,
         )  # fmt: skip
+
+
+def _present(grads: tuple[Tensor | None, ...], lse: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the log-probabilities (zeros when nothing used them) and of the entropy (None when nothing did)."""
+    return torch.zeros_like(lse) if grads[0] is None else grads[0], grads[1]
 
 
 class _LogitBlocks:

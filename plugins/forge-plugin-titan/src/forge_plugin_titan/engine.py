@@ -168,9 +168,12 @@ class TitanEngine:
 
     def _micro_batch(self, layout: Layout, targets: Batch, totals: Any) -> tuple[Tensor, Mapping[str, MetricSum]]:
         needs = self.objective.needs
-        logprobs, entropy = self.forward(layout, with_entropy="entropy" in needs)
+        logprobs, entropy = self.forward(layout, with_entropy=True)
+        assert entropy is not None
         tensors = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in targets.items()}
-        tensors["logprobs"], tensors["entropy"] = logprobs, entropy
+        tensors["logprobs"] = logprobs
+        # Always a metric; its gradient is computed only for a loss that has it.
+        tensors["entropy"] = entropy if "entropy" in needs else entropy.detach()
         if tensors.get("old_logprobs") is None:
             # One update a step: the weights at its start are the ones of this forward pass.
             tensors["old_logprobs"] = logprobs.detach()
