@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 #: name -> ("module:command", one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("forge_host.cli.run:run", "train: run a configuration or the quickstart"),
+    "rerun": ("forge_host.cli.rerun:rerun", "run a run directory again, with exactly its plugins"),
     "sft": ("forge_host.cli.sft:sft", "supervised fine-tuning on a dataset's own responses"),
     "eval": ("forge_host.cli.eval:evaluate", "grade a model on held-out prompts: mean, pass@k"),
     "data": ("forge_host.cli.data:data", "show the prompts a configuration renders, and their tokens"),

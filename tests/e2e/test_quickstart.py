@@ -127,9 +127,8 @@ def test_the_trained_model_is_an_ordinary_one(quickstart: Run) -> None:
 
 
 def test_the_run_can_be_run_again(quickstart: Run) -> None:
-    lock = quickstart.dir / "plugins.lock"
-    command = [sys.executable, "-m", "forge_host.cli.main", "run", str(quickstart.dir / "config.resolved.yaml")]
-    done = subprocess.run([*command, "--locked", str(lock), "--dry-run"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "forge_host.cli.main", "rerun", str(quickstart.dir), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
