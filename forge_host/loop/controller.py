@@ -194,7 +194,7 @@ class Controller:
             "version": self.version,
             "stream": self.stream.state_dict(),
             "pending": [attrs.asdict(prompt) for prompt in self._pending.values()],
-            "next_ticket": self.buffer.next_ticket,
+            "next_ticket": self._resume_ticket(),
         }
         path = await checkpoint.save(
             self.directory.path, state, self.lock_text, self.roles.trainer.save.call, self.config.checkpoint.keep
@@ -202,6 +202,12 @@ class Controller:
         self._saved_at = self.step
         self.host.hooks.forge_checkpoint_saved(run=self.info, step=self.step, path=str(path))
         return str(path)
+
+    def _resume_ticket(self) -> int:
+        """The number that a resumed run gives out first: prompts under way keep theirs when they are the last ones."""
+        following = self.buffer.next_ticket
+        pending = sorted(int(group_id.partition(":")[0]) for group_id in self._pending)
+        return following - len(pending) if pending == list(range(following - len(pending), following)) else following
 
     async def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint: trainer, data position, rollouts under way, and its weights to the generators."""

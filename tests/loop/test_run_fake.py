@@ -144,3 +144,15 @@ def test_arguments_nobody_provides_are_refused_before_any_process_starts(fake_ru
     for section in ({"rewards": [f"{tmp_path / 'mine.py'}:reward"]}, {"loss": f"{tmp_path / 'mine.py'}:loss"}):
         run = fake_run(**section)
         assert run.code == 3 and "which does not exist" in run.err and run.dir is None, run.err
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(fake_run) -> None:
+    whole = {row["id"] for row in fake_run(training={"max_steps": 4}).rollouts if row["kept"]}
+    first = fake_run(training={"max_steps": 2}, checkpoint={"final": True})
+    assert first.code == 0 and [p.name for p in (first.dir / "checkpoints").iterdir()] == ["step-000002"]
+    again = fake_run("--resume", str(first.dir), "--set", "training.max_steps=4", training={"max_steps": 2})
+    assert again.code == 0, again.err
+    assert again.dir == first.dir and [m["step"] for m in again.metrics] == [1, 2, 3, 4]
+    assert {row["id"] for row in again.rollouts if row["kept"]} == whole, "the same prompts under the same tickets"
+    changed = fake_run("--resume", str(first.dir), "--set", "training.seed=7", training={"max_steps": 2})
+    assert changed.code == 2 and "the seed changed since the checkpoint" in changed.err
