@@ -31,6 +31,7 @@ class TestSharedMemory(TransportContract):
 
 class TestFiles(TransportContract):
     transport = "builtin/file"
+    cycles = 500  # each waits for the disk four times
 
     @pytest.fixture
     def settings(self, tmp_path: Path) -> Mapping[str, Any]:
