@@ -107,7 +107,9 @@ class Controller:
     async def _one_step(self) -> None:
         training = self.config.training
         began = time.perf_counter()
-        groups = await self.buffer.take(training.batch_size)
+        groups = await self._groups(training.batch_size)
+        if groups is None:
+            return
         waited = time.perf_counter() - began
         metrics = await self.stepper(groups, self.version)
         self.step += 1
@@ -178,6 +180,16 @@ class Controller:
         for group in groups:
             self.directory.record(self.step, group, Verdict(False, "evaluation"))
         return {**metrics, "time/evaluation_s": time.perf_counter() - began}
+
+    async def _groups(self, count: int) -> list[Group] | None:
+        """The step's groups, or None when `stop` is set first: waiting for rollouts is nothing worth finishing."""
+        take, stop = asyncio.create_task(self.buffer.take(count)), asyncio.create_task(self.stop.wait())
+        done, _ = await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if take in done:
+            return take.result()
+        take.cancel()
+        return None
 
     async def _save_if_due(self) -> None:
         """A checkpoint every `checkpoint.interval` steps, at the next publish: there the data position is exact."""

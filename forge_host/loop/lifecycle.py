@@ -41,8 +41,8 @@ class Interrupted(RunError):
 class Lifecycle:
     """One run. `main` is awaited once.
 
-    `_start` sets `controller` (with `step`, `history` and `save`) and `trainer` where there are any; while there is no
-    controller an interrupt ends the run at once.
+    `_start` sets `controller` (with `step`, `history` and `save`) and `trainer` where there are any, and `_train`
+    sets `stepping` around its steps: outside them an interrupt ends the run at once.
     """
 
     config: Any
@@ -60,6 +60,7 @@ class Lifecycle:
     trainer: ActorHandle | None = None
     session: Session | None = None
     began: float = attrs.Factory(time.time)
+    stepping: bool = False
     startup_s: float | None = None
     train_s: float | None = None
 
@@ -166,7 +167,8 @@ class Lifecycle:
                     self.session.kill()
                 os._exit(130)
             self.stop.set()
-            if self.controller is None and main is not None:
+            # Outside the steps (starting, probing, evaluating) nothing is half done that is worth finishing.
+            if not self.stepping and main is not None:
                 main.cancel()
             print("stopping after this step; again to stop at once", file=sys.stderr, flush=True)
 

@@ -108,7 +108,9 @@ class Runner(Lifecycle):
             await controller.restore(self.resume)
         self.samples["before"] = await controller.probe(self.probes)
         began = time.time()
+        self.stepping = True
         await controller.run()
+        self.stepping = False
         self.train_s = time.time() - began
         self.samples["after"] = await controller.probe(self.probes)
 

@@ -201,7 +201,9 @@ class SftRunner(Lifecycle):
         if self.resume is not None:
             await self.controller.restore(self.resume)
         began = time.time()
+        self.stepping = True
         await self.controller.run()
+        self.stepping = False
         self.train_s = time.time() - began
 
     def _results(self) -> dict[str, Any]:

@@ -156,3 +156,18 @@ def test_a_resumed_run_goes_on_where_it_stopped(fake_run) -> None:
     assert {row["id"] for row in again.rollouts if row["kept"]} == whole, "the same prompts under the same tickets"
     changed = fake_run("--resume", str(first.dir), "--set", "training.seed=7", training={"max_steps": 2})
     assert changed.code == 2 and "the seed changed since the checkpoint" in changed.err
+
+
+def test_an_interrupt_ends_a_run_whose_generator_hangs(fake_config, tmp_path) -> None:
+    config = fake_config(generator={"delay_s": 600.0})
+    command = [sys.executable, "-m", "forge_host.cli.main", "run", config, "--plugin-file", str(ROLES)]
+    env = {**os.environ, "FORGE_TEST_MARK": str(tmp_path)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/logs/reward-0.0.log")):
+            time.sleep(0.1)
+        time.sleep(3.0)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in err, err
+    assert_none_left(str(tmp_path))
