@@ -44,8 +44,8 @@ class Shown:
 
 @data.command(context_settings=CONFIG_CONTEXT)
 @config_options
-@click.option("-n", "--num", default=3, show_default=True, help="Prompts to show in full.")
-@click.option("--count", default=1000, show_default=True, help="Prompts to count tokens of.")
+@click.option("-n", "--num", type=click.IntRange(min=0), default=3, show_default=True, help="Prompts to show in full.")
+@click.option("--count", type=click.IntRange(min=1), default=1000, show_default=True, help="Prompts to count.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def show(setup: Setup, num: int, count: int, as_json: bool) -> None:
     """Print rendered prompts and token counts. CONFIG is a YAML file or a recipe (default: quickstart)."""

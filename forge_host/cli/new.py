@@ -20,6 +20,7 @@ import click
 from forge_host import API_VERSION, __version__
 from forge_host.errors import UsageError
 from forge_host.hookspecs import KIND_HOOKS
+from forge_host.plugins.discovery import discover
 from forge_host.types import KINDS, NAME, Kind
 
 PREFIX = "forge-plugin-"
@@ -98,6 +99,8 @@ def write_package(name: str, kind: Kind, output: Path) -> Path:
         guess = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         fix = f"try `{guess}`" if NAME.match(guess) else "use lower-case words joined by `-`"
         raise UsageError(f"`{name}` is not lower-case words joined by `-`, beginning with a letter", fix=fix)
+    if name in {record.name for record in discover()} | {"builtin"}:
+        raise UsageError(f"a plugin `{name}` is installed here, which yours would collide with", fix="choose another")
     if len(name) > MAX_NAME_LENGTH:
         raise UsageError(f"`{name}` has {len(name)} letters", fix=f"use at most {MAX_NAME_LENGTH}")
     folder = output / f"{PREFIX}{name}"
@@ -149,6 +152,8 @@ def _hook(name: str, package: str, kind: Kind) -> str:
     arguments = [f'"{name}"', f'"{package}.{kind}:{cls}"', f'"{SUMMARIES[kind]}"']
     if kind in SEPARATE_CONFIG:
         arguments.append(f'config="{package}.config:{cls}Config"')
+    if kind == "advantage":  # the template's baseline is the group's mean
+        arguments.append('needs=("groups",)')
     body = "".join(f"            {argument},\n" for argument in arguments)
     return (
         f"\n@hookimpl\ndef {KIND_HOOKS[kind]}(host: HostInfo) -> Iterable[ComponentSpec]:\n"

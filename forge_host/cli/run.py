@@ -89,7 +89,9 @@ def train(
         print(f"note: {note}", file=sys.stderr)
     if dry_run:
         from forge_host.cli.plan import print_plan
+        from forge_host.loop.preflight import check_signatures
 
+        check_signatures(resolved.plan, setup.host, own_only=True)
         print_plan(resolved)
         return None
     from forge_host.loop.run import run as start

@@ -88,7 +88,7 @@ def _algorithm(chosen: Item | None, sections: dict[str, Item]) -> Item:
     fields = {} if section.value is None else section.mapping
     if fields is None:
         raise UsageError(
-            f"`{name}` is a section with the algorithm's keys, not {section.value!r}", where=section.source.where
+            f"`{name}` is a section with the algorithm's keys, not {section.plain!r}", where=section.source.where
         )
     selected = (chosen.mapping or {}) if chosen else {}
     use = selected.get("use")

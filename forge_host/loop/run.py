@@ -11,17 +11,16 @@ from typing import Any
 
 import attrs
 
-from forge_host.api import ADVANTAGE_ARGUMENTS, LOSS_ARGUMENTS, REWARD_ARGUMENTS
 from forge_host.config.model import resolve_model
 from forge_host.loop.checkpoint import Checkpoint
 from forge_host.loop.evaluating import EvalRunner
 from forge_host.loop.lifecycle import Lifecycle
+from forge_host.loop.preflight import check_signatures
 from forge_host.loop.roles import placement
 from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.runner import Runner
 from forge_host.loop.sft import SftRunner
 from forge_host.loop.tracking import Trackers
-from forge_host.plugins.calling import CallByName
 from forge_host.report.final import write_final_report
 from forge_host.report.logs import configure
 from forge_host.types import RunInfo
@@ -93,17 +92,3 @@ def run(
         report = write_final_report(directory.path)
         if report is not None:
             say(f"report: {report}")
-
-
-def check_signatures(plan: Any, host: Any, *, rewards: bool) -> None:
-    """Build the loss, the advantage and the rewards here once, so that a wrong setting or an argument nobody provides
-    is said before any process starts.
-
-    Raises:
-        PluginError: a component asks for a value that does not exist, naming those that do.
-        UsageError: one of its settings is wrong.
-    """
-    CallByName(host.build("loss", plan.loss.use), LOSS_ARGUMENTS, plan.loss.describe())
-    CallByName(host.build("advantage", plan.advantage.use), ADVANTAGE_ARGUMENTS, plan.advantage.describe())
-    for part in [part for part, _ in plan.rewards] + list(plan.shaping) if rewards else ():
-        CallByName(host.build("reward", part.use), REWARD_ARGUMENTS, part.describe())

@@ -90,6 +90,8 @@ def _exactly(path: Path) -> Path:
 
 
 def _fresh(root: Path, name: str) -> Path:
+    if "/" in name or name.startswith("."):
+        raise UsageError(f"`{name}` is no name of a run", where="name", fix="leave out `/` and a leading dot")
     root.mkdir(parents=True, exist_ok=True)
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ("", *(f"-{i}" for i in range(1, 1000))):

@@ -67,8 +67,11 @@ class PluginLock:
         return tuple(sorted({*(p.path for p in self.plugins if p.path), *self.files}))
 
     def write(self, path: str | Path) -> None:
-        """Writes JSON with sorted keys, so that two locks can be compared by eye."""
-        Path(path).write_text(self.dumps(), encoding="utf-8")
+        """Writes JSON with sorted keys, to be compared by eye; `UsageError` when it cannot be written."""
+        try:
+            Path(path).write_text(self.dumps(), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"the lock cannot be written: {error.strerror}", where=str(path)) from error
 
     def dumps(self) -> str:
         return json.dumps(attrs.asdict(self), indent=2, sort_keys=True) + "\n"

@@ -131,11 +131,13 @@ def _entropy_collapse(run: Run) -> Iterator[Finding]:
     t, reward = _ends(run, "policy/entropy"), _ends(run, "reward/mean")
     if t is None or t.last > 0.3 * t.first or t.last > 0.1:
         return
+    if reward is not None and reward.last >= 0.9:
+        return  # solved: being certain is what was asked for
     rewards = run.series("reward/mean")[1]
     half = trend(rewards[len(rewards) // 2 :])
     stalled = reward is None or half is None or half.direction <= 0
     yield Finding(
-        "bad" if stalled and (reward is None or reward.last < 0.9) else "note", "Entropy collapse",
+        "bad" if stalled else "note", "Entropy collapse",
         f"policy/entropy {t.first:.3f} \u2192 {t.last:.3f} nats/token"
         + (", and the reward stopped improving" if stalled else ""),
         f"{_more_kl(run)}, or add an entropy bonus (training.entropy_coef: 0.01)",
