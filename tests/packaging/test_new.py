@@ -82,21 +82,21 @@ def test_passes_ruff_whatever_the_length_of_its_name(packages, kind, tmp_path):
 
 def test_prints_what_to_do_next(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["new", "forge-plugin-brevity", "--kind", "reward"]) == 0
+    assert main(["new", "forge-plugin-terse", "--kind", "reward"]) == 0
     out = capsys.readouterr().out
-    assert "cd forge-plugin-brevity" in out and "forge-host plugins validate brevity" in out
-    assert "src/forge_plugin_brevity/reward.py" in out and "rewards=brevity" in out
-    declared = (tmp_path / "forge-plugin-brevity/src/forge_plugin_brevity/__init__.py").read_text()
-    assert f"def {KIND_HOOKS['reward']}(" in declared and '"forge_plugin_brevity.reward:Brevity"' in declared
+    assert "cd forge-plugin-terse" in out and "forge-host plugins validate terse" in out
+    assert "src/forge_plugin_terse/reward.py" in out and "rewards=terse" in out
+    declared = (tmp_path / "forge-plugin-terse/src/forge_plugin_terse/__init__.py").read_text()
+    assert f"def {KIND_HOOKS['reward']}(" in declared and '"forge_plugin_terse.reward:Terse"' in declared
 
 
 def test_refuses_to_overwrite(tmp_path, capsys):
-    folder = write_package("brevity", "reward", tmp_path)
+    folder = write_package("terse", "reward", tmp_path)
     (folder / "README.md").write_text("mine")
-    assert main(["new", "brevity", "--kind", "loss", "--output", str(tmp_path)]) == 2
+    assert main(["new", "terse", "--kind", "loss", "--output", str(tmp_path)]) == 2
     assert "exists and is left as it is" in capsys.readouterr().err
     assert (folder / "README.md").read_text() == "mine"
-    assert not (folder / "src/forge_plugin_brevity/loss.py").exists()
+    assert not (folder / "src/forge_plugin_terse/loss.py").exists()
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,8 @@ def test_refuses_an_unknown_kind():
 
 def run(module, *arguments, cwd):
     return subprocess.run([sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+def test_refuses_the_name_of_an_installed_plugin(tmp_path):
+    with pytest.raises(UsageError, match="a plugin `builtin` is installed here"):
+        write_package("builtin", "reward", tmp_path)
