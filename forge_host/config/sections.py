@@ -19,6 +19,7 @@ import attrs
 
 from forge_host.config.paths import absolute_ref
 from forge_host.config.plan import Part
+from forge_host.config.schema import RunConfig
 from forge_host.config.source import DEFAULT, Item, Source, walk
 from forge_host.errors import PluginError, UsageError
 from forge_host.plugins.building import load_target
@@ -216,11 +217,22 @@ def part_of(entry: Entry, values: Mapping[str, Any], needs: Iterable[str] = ()) 
     )  # fmt: skip
 
 
+def _nested(name: str) -> list[str]:
+    """Dotted keys of the host's own sections whose last part is `name`: it was written one level too high."""
+    found = []
+    for field in attrs.fields(RunConfig):
+        cls = getattr(field.default, "factory", None)
+        if isinstance(cls, type) and attrs.has(cls) and name in attrs.fields_dict(cls):
+            found.append(f"{field.name}.{name}")
+    return found
+
+
 def unknown_key(key: str, name: str, item: Item, known: list[str], what: str) -> UsageError:
     """The error for a key that nothing reads, with near matches or else the keys there are."""
     message = f"config key `{key}` is unknown" if what == "config key" else f"{what} `{name}`"
     listed = (
         f"known keys: {listing(known)}" if len(known) <= MAX_LISTED else "`forge-host config schema` lists the keys"
     )
-    fix = did_you_mean(name, known) or listed
+    inside = _nested(name) if what == "config key" and "." not in key else []
+    fix = f"did you mean {' or '.join(f'`{k}`' for k in inside)}?" if inside else did_you_mean(name, known) or listed
     return UsageError(message, where=next(walk(item))[1].source.where if item.mapping else item.source.where, fix=fix)

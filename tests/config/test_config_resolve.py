@@ -380,3 +380,8 @@ def test_a_recipes_name_means_the_shipped_recipe(write, tmp_path):
     assert "quickstart" in recipe_names()
     assert find_config("quickstart").parent.name == "recipes"
     assert find_config("./quickstart").resolve() == tmp_path / "quickstart"
+
+
+def test_a_key_one_level_too_high_is_told_where_it_belongs(host, tmp_path):
+    with pytest.raises(UsageError, match=r"config key `max_steps` is unknown; did you mean `training.max_steps`\?"):
+        resolve(None, overrides=["max_steps=3"], host=host)
