@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plugins": ("forge_host.cli.plugins:plugins", "list, examine, validate and lock plugins"),
     "components": ("forge_host.cli.components:components", "list and show what plugins offer"),
     "hooks": ("forge_host.cli.hooks:hooks", "list and show the hooks plugins implement"),
+    "bench": ("forge_host.cli.bench:bench", "measure weight sync, the loop and its parts on this machine"),
     "new": ("forge_host.cli.new:new", "write a new plugin package that passes its tests"),
     "report": ("forge_host.cli.report:report", "did it learn: one page on one or several runs"),
     "rollouts": ("forge_host.cli.rollouts:rollouts", "show, filter or browse what a model answered"),

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from forge_host.cli import main as cli_main
+from forge_host.cli.bench import BENCHES, bench
 from forge_host.cli.main import main
 
 FAKE_RL = str(Path(__file__).parent / "fake_rl.py")
@@ -77,6 +78,14 @@ def test_help_lists_every_command_and_imports_none_of_them():
 def test_every_command_of_the_table_exists():
     for name in cli_main.COMMANDS:
         assert cli_main.cli.get_command(None, name).name == name
+
+
+def test_every_benchmark_of_the_table_exists():
+    for name in BENCHES:
+        assert bench.get_command(None, name).name == name
+    code = "import sys\nfrom forge_host.cli.main import main\nmain(['bench'])\nprint('torch' in sys.modules)"
+    assert run_python(code).stdout.endswith("False\n")
+    assert bench.get_command(None, "nosuch") is None
 
 
 def test_version(capsys):
