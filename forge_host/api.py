@@ -123,7 +123,16 @@ class ModelSource(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Capabilities:
-    """What a transport can do; `auto` and the plan read it."""
+    """What a transport can do; `auto` and the plan read it.
+
+    Attributes:
+        cross_host: readers on other hosts can fetch.
+        gpu_direct: tensors on a GPU do not pass through host memory.
+        several_readers: more than one reader may fetch a version.
+        resharding: ranks may publish pieces, each under a namespace of its own, and readers take slices
+            (`forge_host.loop.pieces`).
+        partial: a version may hold some of the model's tensors only (adapters).
+    """
 
     cross_host: bool = False
     gpu_direct: bool = False
@@ -132,11 +141,21 @@ class Capabilities:
     partial: bool = False
 
 
+@attrs.frozen
+class Piece:
+    """Where a published tensor lies in the whole one: index of its first element, its size, and the whole's shape."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
 @attrs.frozen(kw_only=True)
 class Receipt:
     """A published version: `location` is what a reader in another process needs, plain data that pickles.
 
-    `checksums` (tensor name to hex digest) are there when they were asked for.
+    `checksums` (tensor name to hex digest) are there when they were asked for. `pieces` are there when the tensors
+    are pieces of larger ones, and `parts` when the version is what several ranks published (`forge_host.loop.pieces`).
     """
 
     version: int
@@ -144,6 +163,8 @@ class Receipt:
     num_bytes: int
     location: Mapping[str, Any]
     checksums: Mapping[str, str] | None = None
+    pieces: Mapping[str, Piece] | None = None
+    parts: tuple[Receipt, ...] = ()
 
 
 @runtime_checkable
@@ -226,8 +247,7 @@ __all__ = [
     "ADVANTAGE_ARGUMENTS", "AGGREGATIONS", "API_VERSION", "KINDS", "KL", "KL_ESTIMATORS", "LOSS_ARGUMENTS",
     "REWARD_ARGUMENTS", "Advantage", "Aggregation", "AlgorithmParts", "Capabilities", "CommandSpec", "Completion",
     "ComponentSpec", "Correction", "Dataset", "Environment", "Episode", "Finding", "ForgeActor", "ForgeError",
-    "ForgePlugin", "Generator", "Group", "HostInfo", "Kind", "Loss", "ModelSource", "PluginError", "Prompt", "Receipt",
-    "Reward", "RewardResult", "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "Tracker", "Trainer",
-    "Transport", "UsageError", "Use", "Verdict", "field", "hookimpl", "tensor_digest",
-    "weights_digest",
+    "ForgePlugin", "Generator", "Group", "HostInfo", "Kind", "Loss", "ModelSource", "Piece", "PluginError", "Prompt",
+    "Receipt", "Reward", "RewardResult", "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "Tracker",
+    "Trainer", "Transport", "UsageError", "Use", "Verdict", "field", "hookimpl", "tensor_digest", "weights_digest",
 ]  # fmt: skip

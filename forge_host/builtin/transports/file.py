@@ -42,7 +42,9 @@ class Files:
     directory: str = field(
         default="", help="folder that trainer and generators see; empty is forge-host-sync in the temporary folder"
     )
-    capabilities: Capabilities = attrs.field(default=Capabilities(cross_host=True), init=False)
+    capabilities: Capabilities = attrs.field(
+        default=Capabilities(cross_host=True, resharding=True, partial=True), init=False
+    )
     _namespace: str = attrs.field(default="", init=False)
     _files: dict[int, Path] = attrs.field(factory=dict, init=False)
     _version: int | None = attrs.field(default=None, init=False)

@@ -45,7 +45,7 @@ TOKEN_BYTES = 16  #: the buffer's first bytes: a random token of the version in 
 class SharedMemory:
     """The transport `shm`. `fetch` gives private views of the shared pages: no copy, and a write stays local."""
 
-    capabilities: Capabilities = attrs.field(default=Capabilities(), init=False)
+    capabilities: Capabilities = attrs.field(default=Capabilities(resharding=True, partial=True), init=False)
     _namespace: str = attrs.field(default="", init=False)
     _version: int | None = attrs.field(default=None, init=False)
     _buffers: list[_Buffer] = attrs.field(factory=list, init=False)

@@ -24,6 +24,7 @@ import attrs
 from forge_host.api import Receipt, Transport
 from forge_host.errors import RunError
 from forge_host.loop.checksum import tensor_digest, weights_digest
+from forge_host.loop.pieces import fetch_tensors
 from forge_plugin_vllm.checkpoint import Shape, check_names
 
 PR_SET_PDEATHSIG = 1  #: of Linux's prctl
@@ -82,7 +83,7 @@ class WorkerExtension:
         began = time.perf_counter()
         tensors: Any = iter(())
         try:
-            tensors = self.forge_transport.fetch(receipt)
+            tensors = fetch_tensors(self.forge_transport, receipt)
             held = list(itertools.islice(tensors, receipt.num_tensors))
             self._forge_check(receipt, held)
         except RunError as error:  # returned, because vLLM turns a worker's exception into text
