@@ -82,7 +82,7 @@ class Roller:
             problem, episodes = error, ungraded(group_id, prompt, completions, f"reward process died: {handle.dead}")
         finally:
             if replica.handle is handle:
-                await self.reward.release(replica)
+                self.reward.release(replica)
         if problem is not None:
             await self.reward.lost(replica, handle, problem)
         self.spans.reward += time.perf_counter() - began

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from monarch.actor import ActorError, ProcMesh
@@ -24,11 +27,17 @@ except ImportError as error:  # pragma: no cover - another Monarch
     raise RunError("this torchmonarch has no SupervisionError", fix="install torchmonarch 0.7") from error
 
 
-class ActorDied(RunError):
+class Unanswered(RunError):
+    """A remote call that got no answer; `mesh` names the replica ("trainer-0")."""
+
+    mesh: str | None = None
+
+
+class ActorDied(Unanswered):
     """A remote process is gone; its call will never be answered."""
 
 
-class DeadlineExceeded(RunError):
+class DeadlineExceeded(Unanswered):
     """A remote call was not answered in time."""
 
 
@@ -46,7 +55,8 @@ class ActorHandle:
     ):
         self.mesh, self.procs, self.call_timeout, self.log_dir = mesh, procs, call_timeout, log_dir
         self.dead: str | None = None
-        self.pids: list[int] = []
+        self.closed = False
+        self.ranks: list[tuple[str, int]] = []  #: host and pid of every rank, once they are up
         self._actor, self._proc_mesh = actor, proc_mesh
 
     def __getattr__(self, name: str) -> Call:
@@ -56,8 +66,20 @@ class ActorHandle:
         self.__dict__[name] = call
         return call
 
+    @property
+    def pids(self) -> list[int]:
+        """Processes on this host; another host's numbers mean nothing here."""
+        here = socket.gethostname()
+        return [pid for host, pid in self.ranks if host == here]
+
     async def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Stop the processes; those that outlive the deadline on this host are killed."""
+        """Stop the processes; those that outlive the deadline on this host are killed, and at once if one is dead."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.dead is not None:
+            self.kill()
+            timeout_s = min(timeout_s, 2.0)
         try:
             await asyncio.wait_for(_plain(self._proc_mesh.stop()), timeout_s)
         except (TimeoutError, Exception) as error:  # noqa: BLE001 - a dead mesh cannot be stopped; what counts is below
@@ -67,6 +89,17 @@ class ActorHandle:
     def kill(self) -> None:
         """SIGKILL to every process that is still there."""
         _reap(self.pids)
+
+    def where(self, rank: int | None = None) -> str:
+        """`rank 1 on host-a, pid 71, stopped`: the rank, else those that look stuck, else all; with its state."""
+        states = [_state(pid) if pid in self.pids else "" for _, pid in self.ranks]
+        stuck = [i for i, state in enumerate(states) if state not in ("", "running", "sleeping")]
+        chosen = [rank] if rank is not None and rank < len(self.ranks) else stuck or range(len(self.ranks))
+        parts = [
+            f"rank {i} on {self.ranks[i][0]}, pid {self.ranks[i][1]}" + (f", {states[i]}" if states[i] else "")
+            for i in chosen
+        ]
+        return "; ".join(parts) or f"{self.procs} ranks, still starting"
 
     def last_lines(self, rank: int = 0) -> str:
         """The end of a rank's log, indented, or an empty string."""
@@ -93,17 +126,27 @@ class Call:
 
     async def _wait(self, future: Any, timeout_s: float | None) -> Any:
         handle, seconds = self._handle, timeout_s or self._handle.call_timeout
+        began = time.monotonic()
         try:
             async with asyncio.timeout(seconds):
                 return await future
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"{handle.mesh} did not answer `{self._name}` within {seconds:g} s",
+            late = DeadlineExceeded(
+                f"{handle.mesh} did not answer `{self._name}` within {seconds:g} s ({handle.where()})",
                 fix=f"see {log_path(handle.log_dir or '.', handle.mesh, 0)}",
-            ) from None
+            )
+            late.mesh = handle.mesh
+            raise late from None
         except SupervisionError as error:
-            handle.dead = _reason(str(error))
-            raise ActorDied(f"{handle.mesh} died during `{self._name}` ({handle.dead}){handle.last_lines()}") from error
+            waited, text = time.monotonic() - began, str(error)
+            rank = _crashed_rank(text, handle.mesh)
+            handle.dead = _reason(text)
+            died = ActorDied(
+                f"{handle.mesh} died during `{self._name}` ({handle.dead}) after {waited:.1f} s of waiting "
+                f"({handle.where(rank)}){handle.last_lines(rank or 0)}"
+            )
+            died.mesh = handle.mesh
+            raise died from error
         except ActorError as error:
             cause = error.exception
             if isinstance(cause, ForgeError):
@@ -115,6 +158,28 @@ class Call:
 
 async def _plain(future: Any) -> Any:
     return await future
+
+
+def _crashed_rank(text: str, mesh: str) -> int | None:
+    """Monarch names a process `MESH-RANK<uid>`."""
+    found = re.search(rf"\b{re.escape(process_name(mesh))}-(\d+)<", text)
+    return int(found.group(1)) if found else None
+
+
+def process_name(mesh: str) -> str:
+    """Monarch's name of a mesh."""
+    return mesh.replace("-", "_")
+
+
+_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped", "t": "traced", "Z": "ended"}
+
+
+def _state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return _STATES.get(file.read().rpartition(")")[2].split()[0], "")
+    except OSError:
+        return "ended"
 
 
 def _reason(text: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -23,7 +24,8 @@ import structlog
 
 from forge_host.config.schema import ServiceConfig
 from forge_host.errors import RunError
-from forge_host.runtime.handle import ActorDied, ActorHandle
+from forge_host.runtime.handle import ActorDied, ActorHandle, DeadlineExceeded
+from forge_host.runtime.loads import Loads
 
 log = structlog.get_logger()
 
@@ -36,6 +38,7 @@ class Replica:
     handle: ActorHandle
     healthy: bool = True
     in_flight: int = 0
+    waiting: deque[asyncio.Future[None]] = attrs.Factory(deque)  #: requests that want this very replica
 
 
 class Service:
@@ -47,14 +50,26 @@ class Service:
         self.restarts = 0
         self.on_restart: Callable[[ActorHandle], Awaitable[None]] | None = None
         self._failed: RunError | None = None
-        self._changed = asyncio.Condition()
+        self._loads: Loads[Replica] = Loads(config.max_concurrent_requests)
+        self._queue: deque[asyncio.Future[None]] = deque()
         self._restarting: set[asyncio.Task[None]] = set()
         self._served, self._busy_s, self._began, self._waiting = 0, 0.0, time.monotonic(), 0
 
     async def start(self) -> None:
-        """Start every replica at once; the first failure is raised."""
-        handles = await asyncio.gather(*(self._start(i, 0) for i in range(self.config.num_replicas)))
+        """Start every replica at once; the first failure but a death, which `max_restarts` forgive, is raised."""
+        handles = await asyncio.gather(*(self._first(i) for i in range(self.config.num_replicas)))
         self.replicas = [Replica(i, handle) for i, handle in enumerate(handles)]
+        for replica in self.replicas:
+            self._loads.add(replica)
+
+    async def _first(self, index: int) -> ActorHandle:
+        number = 0
+        while True:
+            try:
+                return await self._start(index, number)
+            except ActorDied as error:
+                self._count_restart(index, error)
+                number = self.restarts
 
     def __getattr__(self, name: str) -> ServiceCall:
         if name.startswith("_"):
@@ -64,83 +79,121 @@ class Service:
         return call
 
     async def acquire(self, pinned: Replica | None = None) -> Replica:
-        """The least loaded healthy replica with a free place (or `pinned`), counted as loaded; waits for one."""
-        replica = self._free(pinned)
+        """The least loaded healthy replica with a free place (or `pinned`), counted as loaded; waits for one.
+
+        Raises:
+            RunError: the service failed for good.
+        """
+        if self._failed:
+            raise self._failed
+        replica = None if self._queue and pinned is None else self._free(pinned)
         if replica is None:
-            self._waiting += 1
-            try:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._failed or self._free(pinned))
-            finally:
-                self._waiting -= 1
-            if self._failed:
-                raise self._failed
-            replica = self._free(pinned)
-            assert replica is not None
-        replica.in_flight += 1
+            replica = await self._wait_for_place(pinned)
+        self._loads.move(replica, 1)
         return replica
 
-    def _free(self, pinned: Replica | None) -> Replica | None:
-        free = [
-            r
-            for r in ([pinned] if pinned and pinned.healthy else self.replicas)
-            if r.healthy and r.in_flight < self.config.max_concurrent_requests
-        ]
-        return min(free, key=lambda r: r.in_flight) if free else None
+    async def _wait_for_place(self, pinned: Replica | None) -> Replica:
+        """First come, first served: `release` wakes the request that has waited longest."""
+        self._waiting += 1
+        first = True
+        try:
+            while True:
+                queue = self._queue if pinned is None or not pinned.healthy else pinned.waiting
+                woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                (queue.append if first else queue.appendleft)(woken)
+                first = False
+                try:
+                    await woken
+                except asyncio.CancelledError:
+                    if not woken.cancelled() and not _wake_one(queue):  # the place it was woken for is another's
+                        _wake_one(self._queue)
+                    raise
+                if self._failed:
+                    raise self._failed
+                if (replica := self._free(pinned)) is not None:
+                    return replica
+        finally:
+            self._waiting -= 1
 
-    async def release(self, replica: Replica) -> None:
-        replica.in_flight -= 1
-        if self._waiting:
-            async with self._changed:
-                self._changed.notify_all()
+    def _free(self, pinned: Replica | None) -> Replica | None:
+        if pinned is not None and pinned.healthy:
+            return pinned if pinned.in_flight < self.config.max_concurrent_requests else None
+        return self._loads.least()
+
+    def release(self, replica: Replica) -> None:
+        """A request of `replica` is over: the next one that waits gets its place."""
+        self._loads.move(replica, -1)
+        if self._waiting and not _wake_one(replica.waiting):
+            _wake_one(self._queue)
+
+    def _wake_all(self) -> None:
+        for queue in (self._queue, *(r.waiting for r in self.replicas)):
+            while _wake_one(queue):
+                pass
 
     async def lost(self, replica: Replica, handle: ActorHandle, error: RunError) -> None:
-        """Take a dead replica out and start its successor in the background. Safe to call for every lost request."""
+        """Take a dead replica out and start its successor in the background. Safe to call for every lost request.
+
+        Raises:
+            RunError: it was restarted `max_restarts` times before; the service is over.
+        """
         if self._failed:
             raise self._failed
         if replica.handle is not handle or not replica.healthy:
             return
         replica.healthy = False
+        self._loads.remove(replica)
+        handle.kill()  # one that hangs must not answer later
+        try:
+            self._count_restart(replica.index, error)
+        finally:
+            self._wake_all()  # those that wanted this replica go to others
+        task = asyncio.create_task(self._restart(replica))
+        self._restarting.add(task)
+        task.add_done_callback(self._restarting.discard)
+
+    def _count_restart(self, index: int, error: RunError) -> None:
         if self.restarts >= self.config.max_restarts:
             self._failed = RunError(
                 f"{self.name} failed for good after {self.restarts} restarts: {error}",
                 fix=f"raise services.{self.name}.max_restarts or see the logs",
             )
-            async with self._changed:
-                self._changed.notify_all()
             raise self._failed
         self.restarts += 1
         log.warning(
-            "replica lost, restarting",
-            service=self.name,
-            replica=replica.index,
-            reason=str(error),
-            restart=self.restarts,
+            "replica lost, restarting", service=self.name, replica=index, reason=str(error), restart=self.restarts
         )
-        task = asyncio.create_task(self._restart(replica))
-        self._restarting.add(task)
-        task.add_done_callback(self._restarting.discard)
 
     async def _restart(self, replica: Replica) -> None:
-        number = self.restarts
+        """Until it is up: a successor may die too, and costs another restart."""
         await replica.handle.shutdown(timeout_s=2.0)
-        await asyncio.sleep(min(0.1 * 2 ** (number - 1), 10.0))
-        try:
-            handle = await self._start(replica.index, number)
-            if self.on_restart is not None:
-                await self.on_restart(handle)
-        except Exception as error:  # whatever it is ends the service; unseen, every later request would wait for ever
-            self._failed = RunError(f"{self.name} replica {replica.index} could not be restarted: {error}")
-        else:
-            replica.handle, replica.in_flight, replica.healthy = handle, 0, True
-        async with self._changed:
-            self._changed.notify_all()
+        attempt = 0
+        while not self._failed:
+            number, handle = self.restarts, None
+            await asyncio.sleep(min(0.1 * 2**attempt, 10.0))
+            attempt += 1
+            try:
+                handle = await self._start(replica.index, number)
+                if self.on_restart is not None:
+                    await self.on_restart(handle)
+            except ActorDied as error:
+                if handle is not None:
+                    await handle.shutdown(timeout_s=2.0)
+                with contextlib.suppress(RunError):  # kept in _failed, which every request raises
+                    self._count_restart(replica.index, error)
+            except Exception as error:  # whatever it is ends the service; unseen, every later request would wait
+                self._failed = RunError(f"{self.name} replica {replica.index} could not be restarted: {error}")
+            else:
+                replica.handle, replica.in_flight, replica.healthy = handle, 0, True
+                self._loads.add(replica)
+                break
+        self._wake_all()
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[SessionView]:
         """Pin one replica: its prefix cache stays warm over a conversation. It moves on if the replica dies."""
         replica = await self.acquire()
-        await self.release(replica)
+        self.release(replica)
         yield SessionView(self, replica)
 
     def count(self, seconds: float) -> None:
@@ -175,6 +228,9 @@ class Service:
         return dict(zip(range(len(self.replicas)), await asyncio.gather(*map(check, self.replicas)), strict=True))
 
     async def shutdown(self) -> None:
+        """Stop every replica; what waits for one, and every later request, fails."""
+        self._failed = self._failed or RunError(f"the service {self.name} is shut down")
+        self._wake_all()
         for task in self._restarting:
             task.cancel()
         await asyncio.gather(*(r.handle.shutdown() for r in self.replicas))
@@ -189,8 +245,12 @@ class ServiceCall:
     pinned: Replica | None = None
 
     async def route(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """Call one replica; if it dies, another. Remote errors other than death are raised as they are."""
-        service = self.service
+        """Call one replica; if it dies, another. Remote errors other than death are raised as they are.
+
+        A replica that is silent for the whole `monarch.call_timeout` counts as dead, once per request: a second one
+        would mean that the request is what hangs. With a `timeout_s` of the caller's it is the caller's business.
+        """
+        service, hung = self.service, False
         while True:
             replica = await service.acquire(self.pinned)
             handle, began = replica.handle, time.monotonic()
@@ -198,19 +258,31 @@ class ServiceCall:
                 return await getattr(handle, self.name).call_one(*args, timeout_s=timeout_s, **kwargs)
             except ActorDied as error:
                 await service.lost(replica, handle, error)
+            except DeadlineExceeded as error:
+                if timeout_s is not None or hung:
+                    raise
+                hung = True
+                await service.lost(replica, handle, error)
             finally:
                 service.count(time.monotonic() - began)
                 if replica.handle is handle:
-                    await service.release(replica)
+                    service.release(replica)
 
-    async def fanout(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
-        """Call every healthy replica; one that dies is replaced and left out of the answers."""
+    async def fanout(
+        self, *args: Any, timeout_s: float | None = None, replace_silent: bool = False, **kwargs: Any
+    ) -> list[Any]:
+        """Call every healthy replica; one that dies is replaced and left out of the answers.
+
+        Args:
+            replace_silent: one that does not answer in time is replaced too, instead of DeadlineExceeded.
+        """
+        gone = (ActorDied, DeadlineExceeded) if replace_silent else ActorDied
 
         async def one(replica: Replica) -> Any:
             handle = replica.handle
             try:
                 return await getattr(handle, self.name).call_one(*args, timeout_s=timeout_s, **kwargs)
-            except ActorDied as error:
+            except gone as error:
                 await self.service.lost(replica, handle, error)
                 return _LOST
 
@@ -221,6 +293,16 @@ class ServiceCall:
 
 
 _LOST = object()
+
+
+def _wake_one(queue: deque[asyncio.Future[None]]) -> bool:
+    """Wake the first that still waits; False when nobody does."""
+    while queue:
+        woken = queue.popleft()
+        if not woken.done():
+            woken.set_result(None)
+            return True
+    return False
 
 
 @attrs.frozen(eq=False)

@@ -20,8 +20,9 @@ from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch.actor import default_bootstrap_cmd
 
 from forge_host.config.schema import MonarchConfig, ServiceConfig
+from forge_host.errors import RunError
 from forge_host.runtime.actor import ForgeActor
-from forge_host.runtime.handle import ActorHandle
+from forge_host.runtime.handle import ActorHandle, process_name
 from forge_host.runtime.launch import Launcher, LocalLauncher
 from forge_host.runtime.placement import Place
 from forge_host.runtime.process import bootstrap, free_port, rank_environment
@@ -116,15 +117,21 @@ class Session:
 
         proc_mesh = self.launcher.hosts(role).spawn_procs(
             per_host={"procs": procs},
-            name=mesh.replace("-", "_"),
+            name=process_name(mesh),
             bootstrap=bootstrap(self.log_dir, mesh, self.files),
             bootstrap_command=command,
         )
-        actor = proc_mesh.spawn(mesh.replace("-", "_"), cls, *args, **kwargs)
+        actor = proc_mesh.spawn(process_name(mesh), cls, *args, **kwargs)
         handle = ActorHandle(mesh, actor, proc_mesh, procs, self.monarch.call_timeout, self.log_dir)
-        self._handles.append(handle)
-        handle.pids = [h["pid"] for h in await handle.health.call(timeout_s=self.monarch.startup_timeout)]
-        await handle.setup.call(timeout_s=self.monarch.startup_timeout)
+        self._handles = [h for h in self._handles if not h.closed] + [handle]
+        try:
+            found = await handle.health.call(timeout_s=self.monarch.startup_timeout)
+            handle.ranks = [(process["host"], process["pid"]) for process in found]
+            log.info("processes started", mesh=mesh, for_role=role, ranks=handle.ranks)
+            await handle.setup.call(timeout_s=self.monarch.startup_timeout)
+        except RunError:
+            await handle.shutdown(timeout_s=2.0)
+            raise
         return handle
 
     async def start_service(
