@@ -208,6 +208,7 @@ class SamplingParams:
     top_k: int = field(default=0, help="candidates kept, 0 for all", validator=attrs.validators.ge(0))
     stop: tuple[str, ...] = field(default=(), converter=tuple, help="strings that end a response")
     seed: int | None = field(default=None, help="seed of the draw; None is fresh")
+    ignore_eos: bool = field(default=False, help="go on after the end-of-sequence token, up to max_tokens (benchmarks)")
 
 
 # --- algorithms -----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ def sampling_params(params: SamplingParams) -> Any:
         top_k=params.top_k,
         stop=list(params.stop) or None,
         seed=params.seed,
+        ignore_eos=params.ignore_eos,
         logprobs=0,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
