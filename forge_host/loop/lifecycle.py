@@ -121,7 +121,8 @@ class Lifecycle:
         """The transport that the placement allows; `auto` becomes one."""
         from forge_host.builtin.transports.auto import choose_transport
 
-        use, reason = choose_transport(self.plan, self.places)
+        loaded = {entry.plugin for entry in self.host.entries("transport")}
+        use, reason = choose_transport(self.plan, self.places, loaded)
         log.info("transport chosen", transport=use.ref, reason=reason)
         return use
 

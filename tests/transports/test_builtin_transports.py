@@ -20,6 +20,7 @@ from forge_host.builtin.transports.file import OWNER, Files
 from forge_host.builtin.transports.shm import SharedMemory
 from forge_host.config.schema import ServiceConfig
 from forge_host.errors import RunError, UsageError
+from forge_host.runtime.placement import Place
 from forge_host.testing import TransportContract
 from forge_host.testing.transport import copied, is_version, weights
 from forge_host.types import Use
@@ -148,6 +149,35 @@ def plan(use: str, **services: ServiceConfig) -> Any:
 def test_auto_takes_shared_memory_on_one_host() -> None:
     use, reason = choose_transport(plan("auto", trainer=ServiceConfig(), generator=ServiceConfig(hosts=1)), {})
     assert use == Use("builtin/shm") and "memory" in reason
+
+
+def gpus(trainer: Any, generator: Any) -> dict[str, Place]:
+    given = {"trainer": trainer, "generator": generator}
+    return {role: Place(role, "cuda" if ids else "cpu", ids or ((),)) for role, ids in given.items()}
+
+
+@pytest.mark.parametrize(
+    ("places", "best", "word"),
+    [
+        (gpus(((0,),), ((0,),)), "cuda-ipc", "one GPU"),
+        (gpus(((0, 1),), ((0,), (0,))), "cuda-ipc", "one GPU"),
+        (gpus(((0,),), ((1, 2), (3, 4))), "nccl", "of their own"),
+        (gpus(((0, 1),), ((1,),)), "nccl", "of their own"),  # rank 0 publishes
+        (gpus(((0, 1),), ((0, 1),)), None, "share only some"),
+        (gpus(((0,),), ()), None, "on the CPU"),
+    ],
+)
+def test_auto_goes_by_the_gpus(places: Any, best: str | None, word: str) -> None:
+    use, reason = choose_transport(plan("auto"), places, {"cuda-ipc", "nccl", "builtin"})
+    assert use == Use(f"{best}/{best}" if best else "builtin/shm") and word in reason
+    use, reason = choose_transport(plan("auto"), places, {"builtin"})
+    assert use == Use("builtin/shm") and (f"forge-plugin-{best}" in reason) == bool(best)
+    for asked in ("cuda-ipc", "nccl/nccl"):
+        if best and best in asked:
+            assert choose_transport(plan(asked), places)[0] == Use(asked)
+        else:
+            with pytest.raises(UsageError, match=word):
+                choose_transport(plan(asked), places)
 
 
 def test_auto_takes_files_between_hosts() -> None:

@@ -18,37 +18,39 @@ those that readers still hold.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import mmap
 import os
-import secrets
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from forge_host.api import Capabilities, Receipt
+from forge_host.builtin.transports.lease import TOKEN_BYTES, LeasedFile, take_lease
 from forge_host.builtin.transports.memory import require_memory
-from forge_host.errors import RunError
+from forge_host.builtin.transports.pinned import Pin, PinnedMaps, uses_gpu
 from forge_host.loop.checksum import tensor_digest
 
 if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 64  #: bytes; every tensor starts at a multiple, so that any dtype can be viewed in place
-TOKEN_BYTES = 16  #: the buffer's first bytes: a random token of the version in it, written last
 
 
 @attrs.define(kw_only=True)
 class SharedMemory:
-    """The transport `shm`. `fetch` gives private views of the shared pages: no copy, and a write stays local."""
+    """The transport `shm`. `fetch` gives views of the shared pages, without a copy.
+
+    On a CPU they are private: what a reader writes stays with it. In a process that uses a GPU the pages are locked
+    for it (`forge_host.builtin.transports.pinned`) and shared, so the views are for reading.
+    """
 
     capabilities: Capabilities = attrs.field(default=Capabilities(resharding=True, partial=True), init=False)
     _namespace: str = attrs.field(default="", init=False)
     _version: int | None = attrs.field(default=None, init=False)
     _buffers: list[_Buffer] = attrs.field(factory=list, init=False)
+    _pinned: PinnedMaps = attrs.field(factory=PinnedMaps, init=False)
 
     def open(self, namespace: str) -> None:
         """`namespace` names the buffers in /proc/<pid>/maps."""
@@ -77,9 +79,7 @@ class SharedMemory:
             version=version,
             num_tensors=len(index),
             num_bytes=sum(size for *_, size in index),
-            location={
-                "boot": _boot_id(), "pid": os.getpid(), "fd": buffer.fd, "token": buffer.token, "tensors": index,
-            },
+            location={**buffer.location(), "tensors": index},
             checksums=digests if checksums else None,
         )  # fmt: skip
 
@@ -89,26 +89,13 @@ class SharedMemory:
         Raises:
             RunError: the version is gone, its publisher is, or it is on another host.
         """
-        where = f"version {receipt.version} of the weights"
-        location = receipt.location
-        if location["boot"] != _boot_id():
-            raise RunError(f"{where} is in another host's memory", fix="set transport: file, or one that crosses hosts")
-        path = f"/proc/{location['pid']}/fd/{location['fd']}"
-        try:
-            lease = io.FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "r")
-        except PermissionError as error:
-            raise RunError(
-                f"{where} cannot be read: no permission for {path}",
-                fix="run trainer and generator as one user, or set transport: file",
-            ) from error
-        except OSError as error:
-            raise _gone(receipt, "its publisher has closed it or died") from error
-        return self._views(receipt, lease)
+        return self._views(receipt, take_lease(receipt))
 
     def close(self) -> None:
         """Free this process's versions; readers that hold one keep it until they are done."""
         while self._buffers:
             self._buffers.pop().close()
+        self._pinned.close()
 
     def _writable(self) -> _Buffer:
         """The older of two buffers when nobody reads it, else a new one."""
@@ -117,22 +104,18 @@ class SharedMemory:
             if oldest.lock():
                 return oldest
             oldest.close()
-        buffer = _Buffer(self._namespace)
+        buffer = _Buffer(self._namespace, expected=max((b.touched for b in self._buffers), default=0))
         buffer.lock()
         return buffer
 
-    @staticmethod
-    def _views(receipt: Receipt, lease: io.FileIO) -> Iterator[tuple[str, torch.Tensor]]:
+    def _views(self, receipt: Receipt, lease: io.FileIO) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 
         with lease:
-            try:
-                fcntl.flock(lease, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError as error:
-                raise _gone(receipt, "its memory is being used for a newer one") from error
-            if os.pread(lease.fileno(), TOKEN_BYTES, 0) != receipt.location["token"]:
-                raise _gone(receipt, "a newer one has taken its memory")
-            pages = mmap.mmap(lease.fileno(), 0, access=mmap.ACCESS_COPY)  # unmapped with its last tensor
+            end = max((offset + size for *_, offset, size in receipt.location["tensors"]), default=0)
+            pages = self._pinned.get(lease.fileno(), receipt.location, end) if uses_gpu() else None
+            if pages is None:
+                pages = mmap.mmap(lease.fileno(), 0, access=mmap.ACCESS_COPY)  # unmapped with its last tensor
             for name, dtype, shape, offset, size in receipt.location["tensors"]:
                 kind = getattr(torch, dtype)
                 if size == 0:
@@ -142,22 +125,19 @@ class SharedMemory:
                 yield name, flat.view(kind).view(shape)
 
 
-class _Buffer:
-    """One memory file that holds a version, and its mapping."""
+class _Buffer(LeasedFile):
+    """One memory file that holds a version behind its token, and its mapping.
 
-    def __init__(self, namespace: str) -> None:
-        self.fd = os.memfd_create(f"forge-host {namespace}"[:200], os.MFD_CLOEXEC)
-        self.token = b""
+    Args:
+        expected: bytes of the version before; tensors on a GPU are copied faster into memory of a known size.
+    """
+
+    def __init__(self, namespace: str, expected: int = 0) -> None:
+        super().__init__(namespace)
         self._pages: mmap.mmap | None = None
-        self._touched = 0  # bytes that may have pages behind them
-
-    def lock(self) -> bool:
-        """Take the exclusive lock; False while a reader has a lease."""
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        self._pin: Pin | None = None
+        self._expected = expected
+        self.touched = 0  # bytes that may have pages behind them
 
     def write(
         self, tensors: Iterable[tuple[str, torch.Tensor]], checksums: bool
@@ -166,7 +146,7 @@ class _Buffer:
         import torch
 
         self._reserve(TOKEN_BYTES)
-        self._set_token(bytes(TOKEN_BYTES))
+        self.unseal()
         index: list[tuple[str, str, tuple[int, ...], int, int]] = []
         digests: dict[str, str] = {}
         names: set[str] = set()
@@ -181,46 +161,41 @@ class _Buffer:
             if tensor.nbytes:
                 pages = self._reserve(end)
                 room = torch.frombuffer(pages, dtype=torch.uint8, count=tensor.nbytes, offset=offset)
-                room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+                room.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=self._pin is not None)
                 del room  # or the mapping could not grow
             index.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, tensor.nbytes))
             if checksums:
                 digests[name] = tensor_digest(tensor)
-        self._set_token(secrets.token_bytes(TOKEN_BYTES))
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        if self._pin is not None:
+            torch.cuda.synchronize()
+        self.seal()
         return index, digests
 
     def close(self) -> None:
+        self._unpin()
         if self._pages is not None:
             self._pages.close()
             self._pages = None
-        os.close(self.fd)
+        super().close()
 
     def _reserve(self, size: int) -> mmap.mmap:
         """The mapping, with room for `size` bytes; it grows by more than needed, as untouched pages cost nothing."""
         if self._pages is None or size > len(self._pages):
-            room = max(size + size // 4, 1 << 20)
-            require_memory(size - self._touched, "publish the weights")
+            room = max(size + size // 4, self._expected, 1 << 20)
+            require_memory(size - self.touched, "publish the weights")
+            self._unpin()
             if self._pages is None:
                 os.ftruncate(self.fd, room)
                 self._pages = mmap.mmap(self.fd, room)
             else:
                 self._pages.resize(room)
-        self._touched = max(self._touched, size)
+        known = max(self.touched, self._expected)
+        if self._pin is None and known > size and uses_gpu():
+            self._pin = Pin.of(self._pages, known)
+        self.touched = max(self.touched, size)
         return self._pages
 
-    def _set_token(self, token: bytes) -> None:
-        self.token = token
-        os.pwrite(self.fd, token, 0)
-
-
-def _boot_id() -> str:
-    """Tells hosts apart, and a host from itself before a restart."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _gone(receipt: Receipt, why: str) -> RunError:
-    return RunError(
-        f"version {receipt.version} of the weights is gone: {why}",
-        fix="fetch the newest version; only two are kept",
-    )
+    def _unpin(self) -> None:
+        if self._pin is not None:
+            self._pin.release()
+            self._pin = None

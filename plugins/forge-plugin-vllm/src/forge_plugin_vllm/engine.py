@@ -68,6 +68,7 @@ class VLLMEngine:
         self._thread: threading.Thread | None = None
         self._engine: Any = None
         self._dead: RunError | None = None
+        self._loading = ""
         self._counts: dict[str, float] = dict.fromkeys(
             ("tokens/generated", "tokens/prompt", "requests/finished", "sync/updates", "sync/pause_s"), 0.0
         )
@@ -223,6 +224,9 @@ class VLLMEngine:
         self._engine.engine_core.set_weight_version(str(self.version))
         if self.recompute:
             self._engine.engine_core.reset_prefix_cache(reset_running_requests=True)
+        if not self._loading:
+            self._loading = str(results[0]["loading"])
+            log.info("how weights are loaded from the second update on", loading=self._loading)
         pause_s = time.perf_counter() - began
         self._counts["sync/updates"] += 1
         self._counts["sync/pause_s"] += pause_s

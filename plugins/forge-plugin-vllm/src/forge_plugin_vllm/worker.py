@@ -63,6 +63,8 @@ class WorkerExtension:
     model_runner: Any
     forge_opening: Opening
     forge_transport: Transport
+    forge_plan: Any = None  #: of the copies of one update (`inplace.Plan`), once it is known to be right
+    forge_loading: str = ""  #: why updates go through vLLM's reload, or "in place"
 
     def forge_open(self, opening: Opening, engine_pid: int) -> None:
         # At every update it warns of layers without weights of their own; names and shapes are checked here.
@@ -77,8 +79,8 @@ class WorkerExtension:
         """Replace the model's weights by the receipt's.
 
         Every tensor is there and checked before the first one is loaded. Returns `refused`, the RunError for which
-        nothing was loaded, or `digest` of what was loaded ("" when not asked for), `fetch_s` and `load_s`. An
-        exception means that the model is no longer of one version.
+        nothing was loaded, or `digest` of what was loaded ("" when not asked for), `fetch_s`, `load_s`, and `loading`:
+        "in place" or why not. An exception means that the model is no longer of one version.
         """
         began = time.perf_counter()
         tensors: Any = iter(())
@@ -92,13 +94,13 @@ class WorkerExtension:
         with _closing(tensors):
             digest = weights_digest((name, tensor_digest(tensor)) for name, tensor in held) if checksum else ""
             fetched = time.perf_counter()
-            self.model_runner.reload_weights(weights_iterator=iter(held), is_checkpoint_format=True)
-            self._forge_tie_head()
+            self._forge_write(held)
             self._forge_synchronize()  # the tensors are the transport's again after this
             held.clear()
             if next(tensors, None) is not None:
                 raise RunError(f"version {receipt.version} came with more than its {receipt.num_tensors} tensors")
-        return {"digest": digest, "fetch_s": fetched - began, "load_s": time.perf_counter() - fetched}
+        load_s = time.perf_counter() - fetched
+        return {"digest": digest, "fetch_s": fetched - began, "load_s": load_s, "loading": self.forge_loading}
 
     def forge_close(self) -> None:
         self.forge_transport.close()
@@ -109,6 +111,36 @@ class WorkerExtension:
         if self.forge_opening.shapes:
             received = ((name, tuple(tensor.shape)) for name, tensor in held)
             check_names(self.forge_opening.shapes, received, tied=self.forge_opening.tied)
+
+    def _forge_write(self, held: list[tuple[str, Any]]) -> None:
+        """In place when that was proven to be the same as vLLM's reload; the first update always reloads."""
+        if self.forge_plan is not None:
+            self.forge_plan.write(dict(held))
+            self.model_runner.reset_encoder_cache()
+            self.model_runner.reset_mm_cache()
+            return
+        self.model_runner.reload_weights(weights_iterator=iter(held), is_checkpoint_format=True)
+        self._forge_tie_head()
+        if not self.forge_loading:
+            self.forge_loading = self._forge_make_plan(dict(held)) or "in place"
+
+    def _forge_make_plan(self, held: dict[str, Any]) -> str | None:
+        """Plan the next updates; the reason why they cannot be done in place, else None."""
+        from forge_plugin_vllm.inplace import record
+
+        config = self.model_runner.vllm_config
+        if self.model_runner.device.type == "cpu":
+            return "on a CPU vLLM packs the weights for its kernels"
+        if config.model_config.quantization is not None:
+            return f"the weights are quantized ({config.model_config.quantization})"
+        if config.lora_config is not None or config.model_config.use_mla:
+            return "vLLM derives other matrices from the weights (LoRA or MLA)"
+        self._forge_synchronize()
+        plan = record(self.model_runner.get_model(), {name: tuple(tensor.shape) for name, tensor in held.items()})
+        reason = plan.problem() or plan.differs(held)
+        if reason is None:
+            self.forge_plan = plan
+        return reason
 
     def _forge_tie_head(self) -> None:
         """Give a tied output embedding the packed matrix of the input embedding.

@@ -1,0 +1,240 @@
+"""Weights between a trainer and generators on one GPU: one copy in, none through the host.
+
+    sender = CudaIpc(); sender.open("run-1")
+    receipt = sender.publish(1, model.state_dict().items())
+    for name, tensor in reader.fetch(receipt):              # in another process on the same GPU
+        parameters[name].copy_(tensor)
+
+`publish` copies into GPU memory of its own and waits for the copy, so the trainer may change its tensors afterwards.
+The newest two versions stay, so this takes twice the model's bytes on the GPU. `fetch` gives views of that memory: they
+are for reading, what a reader writes into them every other reader sees. A reader's lease (`forge_host.builtin.
+transports.lease`) keeps its version from being overwritten and ends with the reader's process.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from forge_host.api import Capabilities, Receipt, tensor_digest
+from forge_host.builtin.transports.lease import LeasedFile, gone, take_lease
+from forge_host.errors import RunError
+from forge_plugin_cuda_ipc.driver import CudaDriver, Driver, Memory
+
+if TYPE_CHECKING:
+    import torch
+
+    Index = list[tuple[str, str, tuple[int, ...], int, int]]
+
+ALIGNMENT = 256  #: bytes; what CUDA's own allocations have
+BATCH_BYTES = 256 << 20  #: tensors of so many bytes are copied by one kernel launch
+MAPS = 2  #: publisher's memories that a reader keeps mapped
+
+
+@attrs.define(kw_only=True)
+class CudaIpc:
+    """The transport `cuda-ipc`."""
+
+    capabilities: Capabilities = attrs.field(default=Capabilities(gpu_direct=True), init=False)
+    _namespace: str = attrs.field(default="", init=False)
+    _version: int | None = attrs.field(default=None, init=False)
+    _slots: list[_Slot] = attrs.field(factory=list, init=False)
+    _maps: dict[bytes, Memory] = attrs.field(factory=dict, init=False)
+    _in_use: list[bytes] = attrs.field(factory=list, init=False)
+    _device: Driver | None = attrs.field(default=None, init=False)
+
+    def open(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], *, checksums: bool = False) -> Receipt:
+        """Copy every tensor in, as it is. A failure publishes nothing: the version before stays the newest.
+
+        Each tensor has to stay as it is until this returns.
+
+        Raises:
+            ValueError: the version is not newer than the last, or a name comes twice.
+            RunError: not enough memory on the GPU, with the size needed.
+        """
+        if self._version is not None and version <= self._version:
+            raise ValueError(f"version {version} was published after {self._version}")
+        slot = self._writable()
+        try:
+            index, digests = slot.write(tensors, checksums)
+        except BaseException:
+            slot.close()
+            raise
+        self._slots.append(slot)
+        self._version = version
+        return Receipt(
+            version=version,
+            num_tensors=len(index),
+            num_bytes=sum(size for *_, size in index),
+            location={
+                **slot.location(), "gpu": self._driver().device(), "memory": slot.name, "handle": slot.handle,
+                "bytes": slot.capacity, "tensors": index,
+            },
+            checksums=digests if checksums else None,
+        )  # fmt: skip
+
+    def fetch(self, receipt: Receipt) -> Iterator[tuple[str, torch.Tensor]]:
+        """The receipt's tensors, views of the publisher's memory; the lease is taken here.
+
+        Raises:
+            RunError: the version is gone, or this process is on another host or GPU.
+        """
+        lease = take_lease(receipt)
+        try:
+            gpu = self._driver().device()
+            if receipt.location["gpu"] != gpu:
+                raise RunError(
+                    f"version {receipt.version} of the weights is on another GPU ({receipt.location['gpu']}) than this "
+                    f"generator ({gpu})",
+                    fix="set transport: nccl, or services.generator.colocate_with: trainer",
+                )
+            return self._views(receipt, lease, self._mapped(receipt))
+        except BaseException:
+            lease.close()
+            raise
+
+    def close(self) -> None:
+        """Free this process's versions and unmap the others'."""
+        while self._slots:
+            self._slots.pop().close()
+        while self._maps:
+            self._driver().unmap(self._maps.popitem()[1])
+
+    def _driver(self) -> Driver:
+        if self._device is None:
+            self._device = self._make_driver()
+        return self._device
+
+    def _make_driver(self) -> Driver:
+        return CudaDriver()
+
+    def _writable(self) -> _Slot:
+        """The older of two slots when nobody reads it, else a new one."""
+        while len(self._slots) >= 2:
+            oldest = self._slots.pop(0)
+            if oldest.lock():
+                return oldest
+            oldest.close()
+        slot = _Slot(self._namespace, self._driver())
+        slot.lock()
+        return slot
+
+    def _mapped(self, receipt: Receipt) -> torch.Tensor:
+        """The publisher's memory in this process; uint8 [bytes]."""
+        name = receipt.location["memory"]
+        if name is None:  # a version without a single byte
+            import torch
+
+            return torch.empty(0, dtype=torch.uint8)
+        if name not in self._maps:
+            for old in [n for n in self._maps if n not in self._in_use][: max(0, len(self._maps) - MAPS + 1)]:
+                self._driver().unmap(self._maps.pop(old))
+            self._maps[name] = self._driver().map(receipt.location["handle"], receipt.location["bytes"])
+        return self._maps[name].tensor
+
+    def _views(self, receipt: Receipt, lease: io.FileIO, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        name = receipt.location["memory"]
+        self._in_use.append(name)
+        try:
+            with lease:
+                if name is not None and name not in self._maps:
+                    raise gone(receipt, "this transport was closed")
+                for tensor_name, dtype, shape, offset, size in receipt.location["tensors"]:
+                    kind = getattr(torch, dtype)
+                    if size == 0:
+                        yield tensor_name, torch.empty(shape, dtype=kind, device=flat.device)
+                        continue
+                    yield tensor_name, flat[offset : offset + size].view(kind).view(shape)
+        finally:
+            self._in_use.remove(name)
+
+
+class _Slot(LeasedFile):
+    """Memory on the GPU that holds a version, and the file that its readers lock."""
+
+    def __init__(self, namespace: str, driver: Driver) -> None:
+        super().__init__(namespace)
+        self._driver, self._memory = driver, None
+        self.name: bytes | None = None  # of this memory, never used again
+
+    _memory: Memory | None
+
+    @property
+    def capacity(self) -> int:
+        return 0 if self._memory is None else self._memory.tensor.numel()
+
+    @property
+    def handle(self) -> bytes:
+        return b"" if self._memory is None else self._memory.handle
+
+    def write(self, tensors: Iterable[tuple[str, torch.Tensor]], checksums: bool) -> tuple[Index, dict[str, str]]:
+        """Fill a locked slot and unlock it: (name, dtype, shape, offset, bytes) of each tensor, and digests."""
+        self.unseal()
+        index: Index = []
+        digests: dict[str, str] = {}
+        waiting: list[tuple[torch.Tensor, int]] = []  # not copied yet, with their offsets
+        names: set[str] = set()
+        begin = end = 0
+        for name, tensor in tensors:
+            if name in names:
+                raise ValueError(f"tensor {name!r} comes twice")
+            names.add(name)
+            tensor = tensor.detach()
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            end = offset + tensor.nbytes
+            index.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, tensor.nbytes))
+            if checksums:
+                digests[name] = tensor_digest(tensor)
+            if tensor.nbytes:
+                waiting.append((tensor, offset))
+            if end <= self.capacity and end - begin >= BATCH_BYTES:
+                self._copy(waiting)
+                begin = end
+        if end > self.capacity:
+            self._grow(end, keep=begin)
+        self._copy(waiting)
+        self._driver.synchronize()
+        self.seal()
+        return index, digests
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._driver.free(self._memory)
+            self._memory = None
+        super().close()
+
+    def _copy(self, waiting: list[tuple[torch.Tensor, int]]) -> None:
+        """Copy what waits into its places; by few kernel launches where dtypes and layouts allow."""
+        import torch
+
+        if not waiting:
+            return
+        assert self._memory is not None
+        flat = self._memory.tensor
+        kinds: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for tensor, offset in waiting:
+            place = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            places, sources = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
+            places.append(place)
+            sources.append(tensor)
+        for places, sources in kinds.values():
+            torch._foreach_copy_(places, sources)
+        waiting.clear()
+
+    def _grow(self, size: int, keep: int) -> None:
+        """Memory for `size` bytes that begins with the first `keep` bytes of the old one."""
+        old, self._memory = self._memory, self._driver.allocate(size)
+        self.name = secrets.token_bytes(8)
+        if old is not None:
+            self._memory.tensor[:keep].copy_(old.tensor[:keep])
+            self._driver.synchronize()
+            self._driver.free(old)

@@ -1,0 +1,77 @@
+"""The transport against the contract on memory of the host; `contrib/bench/gpu_sync.py` runs it on a GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from forge_plugin_cuda_ipc import transport as module
+from forge_plugin_cuda_ipc.transport import CudaIpc
+
+from forge_host.errors import RunError
+from forge_host.testing import PluginContract, TransportContract, load_component
+
+HOST_IPC = f"{Path(__file__).parent / 'host_ipc.py'}:HostIpc"
+
+
+class TestPlugin(PluginContract):
+    plugin = "cuda-ipc"
+
+
+class TestContract(TransportContract):
+    transport = HOST_IPC
+    cycles = 2000
+
+    def test_reader_may_change_its_tensors(self, publisher, reader):
+        """Not owed: `fetch` gives views of the publisher's memory, for reading."""
+        receipt = publisher.publish(1, [("a", torch.ones(3))])
+        _, first = next(iter(reader.fetch(receipt)))
+        _, second = next(iter(reader.fetch(receipt)))
+        assert first.data_ptr() == second.data_ptr()
+
+
+@pytest.fixture
+def pair():
+    sender, reader = load_component("transport", HOST_IPC), load_component("transport", HOST_IPC)
+    sender.open("t")
+    reader.open("t")
+    yield sender, reader
+    sender.close()
+    reader.close()
+
+
+def test_memory_is_used_again(pair):
+    """From the third version on nothing is allocated and nothing mapped."""
+    sender, reader = pair
+    memories = []
+    for version in range(1, 7):
+        receipt = sender.publish(version, [("a", torch.full((1000,), float(version)))])
+        assert [t[0].item() for _, t in reader.fetch(receipt)] == [version]
+        memories.append(receipt.location["memory"])
+    assert memories[::2] == memories[:1] * 3 and memories[1::2] == memories[1:2] * 3
+    assert len(reader._maps) == 2
+
+
+def test_grows_in_the_middle(pair, monkeypatch):
+    """What was already copied in when the memory turned out too small moves along."""
+    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
+    sender, reader = pair
+    for version, count in enumerate((2, 2, 9, 9, 1), start=1):
+        given = {f"t{i}": torch.full((700,), float(100 * version + i)) for i in range(count)}
+        received = {n: t.clone() for n, t in reader.fetch(sender.publish(version, given.items()))}
+        assert received.keys() == given.keys() and all(torch.equal(received[n], given[n]) for n in given)
+    assert len(reader._maps) <= 2
+
+
+def test_another_gpu_is_named(pair):
+    sender, reader = pair
+    receipt = sender.publish(1, [("a", torch.ones(3))])
+    reader._driver().name = "GPU-2"
+    with pytest.raises(RunError, match=r"another GPU \(host\) than this generator \(GPU-2\)"):
+        reader.fetch(receipt)
+    assert sender.publish(2, [("a", torch.ones(3))]) and sender.publish(3, [("a", torch.ones(3))])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu():
+    with pytest.raises(RunError, match="needs a GPU"):
+        CudaIpc().publish(1, [("a", torch.ones(3))])

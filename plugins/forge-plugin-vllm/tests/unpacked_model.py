@@ -1,0 +1,57 @@
+"""A vLLM model on the CPU as it is on a GPU: its parameters as loaded, not packed. One process, one model.
+
+python unpacked_model.py FOLDER     # prints "ok", or what is wrong
+"""
+
+import os
+import sys
+
+import torch
+
+
+def build(folder: str) -> torch.nn.Module:
+    """vLLM's model class for the folder's config.json, parameters not initialised."""
+    os.environ.update(VLLM_HOST_IP="127.0.0.1", VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1")
+    from vllm import EngineArgs
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    arguments = EngineArgs(model=folder, dtype="bfloat16", max_model_len=64, enforce_eager=True)
+    config = arguments.create_engine_config()
+    with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16):
+        init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        return initialize_model(config)
+
+
+def main(folder: str) -> None:
+    from forge_plugin_vllm.inplace import record
+    from safetensors.torch import load_file
+
+    model = build(folder)
+    first = load_file(f"{folder}/model.safetensors")
+    plan = record(model, {name: tuple(t.shape) for name, t in first.items()})
+    assert plan.problem() is None, plan.problem()
+    model.load_weights(iter(first.items()))
+    assert plan.differs(first) is None, plan.differs(first)
+    places = {name: p.data_ptr() for name, p in model.named_parameters()}
+    second = {name: torch.randn(t.shape).to(torch.bfloat16) for name, t in first.items()}
+    plan.write({name: t.float() for name, t in second.items()})  # the trainer's dtype may be another
+    written = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert plan.differs(second) is None and plan.differs(first) is not None
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    model.load_weights(iter(second.items()))
+    for name, p in model.named_parameters():
+        assert p.data_ptr() == places[name], name
+        real = p if "embed" not in name and "head" not in name else p[: len(first["model.embed_tokens.weight"])]
+        assert torch.equal(real, written[name][: len(real)]), name
+    fewer = {name: tuple(t.shape) for name, t in first.items() if "layers.0.self_attn.k_proj.weight" not in name}
+    assert "qkv_proj" in (record(model, fewer).problem() or "")
+    print("ok", len(plan.pieces), "pieces", len(plan.parameters), "parameters")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
