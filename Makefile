@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv/bin
 
-.PHONY: run test lint setup
+.PHONY: run test lint docs setup
 
 run: setup
 	$(VENV)/forge-host run quickstart $(ARGS)
@@ -13,6 +13,10 @@ test: lint
 lint: setup
 	$(VENV)/python -m ruff check .
 	$(VENV)/python -m mypy
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/python -m mkdocs build --strict --quiet -f forge_host/docs/mkdocs.yml
+	@echo "forge_host/docs/site/index.html"
 
 setup:
 	@$(PYTHON) contrib/install/install.py

@@ -69,7 +69,7 @@ def local_projects() -> list[str]:
 
 
 def collected_requirements(projects: list[str]) -> list[str]:
-    """Third-party requirements of the local projects and the host's `dev` extra, in order, each once."""
+    """Third-party requirements of the local projects and the host's `dev` and `docs` extras, in order, each once."""
     import tomllib
 
     tables = []
@@ -79,7 +79,7 @@ def collected_requirements(projects: list[str]) -> list[str]:
     skipped = {normalized(table["name"]) for table in tables}
     skipped |= {"torch", "vllm", *map(requirement_name, WITHOUT_REQUIREMENTS)}
     lines = [line for table in tables for line in table.get("dependencies", ())]
-    lines += tables[0].get("optional-dependencies", {}).get("dev", [])
+    lines += [line for extra in ("dev", "docs") for line in tables[0].get("optional-dependencies", {}).get(extra, [])]
     return list(dict.fromkeys(line for line in lines if requirement_name(line) not in skipped))
 
 

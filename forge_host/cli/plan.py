@@ -7,8 +7,9 @@ It reads the plan only, so it says what would run without building a component.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_host.cli.tables import print_pairs, print_table
 
@@ -37,7 +38,7 @@ def print_plan(resolved: Resolved) -> None:
         [
             ("step", f"{training.batch_size} prompts x {sampling.n} responses = {sequences} sequences"),
             ("sampling", f"at most {sampling.max_tokens} tokens, temperature {sampling.temperature:g}{filtered}"),
-            ("loss", ", ".join(f"{key} {value}" for key, value in plan.loss.use.config.items()) or "no settings"),
+            ("loss", ", ".join(f"{key} {_text(v)}" for key, v in plan.loss.use.config.items()) or "no settings"),
             ("aggregation", plan.aggregation.mode),
             ("KL", f"beta {plan.kl.beta:g}, {plan.kl.estimator} in the {plan.kl.placement}" if plan.kl.beta else "off"),
             ("correction", plan.correction.mode),
@@ -55,11 +56,16 @@ def _labelled(plan: Plan) -> Iterator[tuple[str, Part]]:
     for part in plan.shaping:
         yield "shaping", part
     for part, weight in plan.rewards:
-        yield f"reward x {weight:g}", part
+        yield "reward" if weight == 1 else f"reward, weight {weight:g}", part
     for label in ("trainer", "launcher") if plan.offline else ("generator", "trainer", "transport", "launcher"):
         yield label, getattr(plan, label)
     for part in plan.trackers:
         yield "tracker", part
+
+
+def _text(value: Any) -> str:
+    """A value as YAML writes it: null, true, text without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _services(resolved: Resolved) -> Iterator[tuple[str, ...]]:

@@ -161,7 +161,10 @@ def lock(
             click.echo(f"everything is as {check} says")
     elif output:
         made.write(output)
-        click.echo(f"wrote {output}: {len(made.plugins)} plugins")
+        if as_json:
+            print_json({"wrote": output, "plugins": len(made.plugins)})
+        else:
+            click.echo(f"wrote {output}: {len(made.plugins)} plugins")
     else:
         click.echo(made.dumps(), nl=False)
 

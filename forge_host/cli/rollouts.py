@@ -35,6 +35,8 @@ def rollouts(
     names: bool,
 ) -> None:
     """Show what a run's model answered: prompts, responses, reward parts, kept or dropped and why."""
+    if sum((as_json, page is not None, names, full)) > 1:
+        raise click.UsageError("--json, --html, --full and --names are different answers; choose one")
     from forge_host.report.rollouts import FIELDS, select
     from forge_host.report.rundata import load_run
 

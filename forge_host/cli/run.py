@@ -32,6 +32,8 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--locked", metavar="FILE", help="Refuse plugins that differ from this plugins.lock."),
             click.option("--run-dir", metavar="DIR", help="Make exactly this run directory."),
             click.option("--quiet", is_flag=True, help="No live progress; only the summary."),
+            click.option("--check", is_flag=True, help="Exit with 4 when the run leaves the recipe's expected curve."),
+            click.option("--reference", metavar="FILE", help="Check against this expected curve, not the recipe's."),
         )
     ):
         command = option(command)
@@ -41,35 +43,37 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command(context_settings=CONFIG_CONTEXT)
 @config_options
 @run_options
-@click.option("--check", is_flag=True, help="Exit with 4 when the reward leaves the recipe's recorded curve.")
-def run(setup: Setup, check: bool, **options: Any) -> None:
+def run(setup: Setup, **options: Any) -> None:
     """Train. CONFIG is a YAML file or a recipe's name (default: quickstart); --KEY VALUE sets any key of it."""
-    if check:
-        from forge_host.report.reference import check_run, load_reference
-
-        reference = load_reference(setup.configs[0] if setup.configs else "quickstart")
-        summary = train(setup, "quickstart", **options)
-        if summary is not None:
-            print(check_run(summary["directory"], reference))
-        return
     train(setup, "quickstart", **options)
 
 
 def train(
     setup: Setup,
     default: str,
-    check: Callable[[Resolved], None] | None = None,
+    examine: Callable[[Resolved], None] | None = None,
     *,
     dry_run: bool,
     resume: str | None,
     locked: str | None,
     run_dir: str | None,
     quiet: bool,
+    check: bool = False,
+    reference: str | None = None,
 ) -> dict[str, Any] | None:
-    """Resolve, `check` and run what the command line asked for; without a configuration the recipe `default`.
+    """Resolve, `examine` and run what the command line asked for; without a configuration the recipe `default`.
 
     Returns the run's summary; None after a dry run.
     """
+    from forge_host.report.reference import check_run, check_settings, load_reference
+
+    expected = None
+    if check or reference is not None:
+        expected = load_reference(reference or (setup.configs[0] if setup.configs else default))
+    if run_dir:
+        from forge_host.loop.rundir import check_free
+
+        check_free(Path(run_dir).expanduser().resolve())
     checkpoint = None
     if resume is not None:
         if run_dir:
@@ -78,8 +82,10 @@ def train(
         setup.configs = (str(Path(resume) / "config.resolved.yaml"), *setup.configs)
     setup.configs = setup.configs or (default,)
     resolved = setup.resolve()
-    if check is not None:
-        check(resolved)
+    if examine is not None:
+        examine(resolved)
+    if expected is not None:
+        check_settings(resolved.to_yaml(), expected)
     for lock in (locked, checkpoint and checkpoint.lock):
         if lock:
             _check_lock(setup, lock)
@@ -99,6 +105,8 @@ def train(
 
     summary = start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet)
     print_summary(summary)
+    if expected is not None:
+        print(check_run(summary["directory"], expected))
     return summary
 
 

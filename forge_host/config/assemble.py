@@ -59,7 +59,7 @@ class Assembler:
         model = model_part(scalars["model"], reader.host, top["model"].source)
         if model.origin == "folder":
             scalars["model"] = model.use.ref
-        algorithm, parts = choose.algorithm(reader, top.get("algorithm"), DEFAULT_REFS["algorithm"])
+        algorithm, parts = choose.algorithm(reader, top.get("algorithm"), DEFAULT_REFS["algorithm"], top)
         preset = Source("preset", f"algorithm preset {algorithm.name}", rank=-1)
         chosen: dict[str, Any] = {}
         replaced: dict[str, Any] = {}

@@ -18,29 +18,43 @@ from forge_host.config.canonical import ROLES, SERVICE_KEYS
 from forge_host.config.merge import overlay
 from forge_host.config.paths import find_path
 from forge_host.config.plan import Part
-from forge_host.config.schema import DatasetConfig
+from forge_host.config.schema import DatasetConfig, TrainingConfig
 from forge_host.config.sections import Reader, fields_of, names_plugin, to_plain
 from forge_host.config.source import DEFAULT, Item, Source, tree
 from forge_host.errors import PluginError, UsageError
 from forge_host.plugins.fields import settable
 from forge_host.plugins.structure import structure
-from forge_host.types import AlgorithmParts, Kind, Use
+from forge_host.types import KL, Aggregation, AlgorithmParts, Correction, Kind, SamplingParams, Use
 
 T = TypeVar("T")
+#: An algorithm's key, and the general section and key that replaces it.
+REPLACES = {
+    "n_samples": ("sampling", "n"), "max_tokens": ("sampling", "max_tokens"), "top_p": ("sampling", "top_p"),
+    "temperature": ("sampling", "temperature"), "top_k": ("sampling", "top_k"), "stop": ("sampling", "stop"),
+    "beta": ("kl", "beta"), "kl_estimator": ("kl", "estimator"), "kl_placement": ("kl", "placement"),
+    "aggregation": ("aggregation", "mode"), "correction": ("correction", "mode"),
+    "correction_level": ("correction", "level"), "correction_low": ("correction", "low"),
+    "correction_high": ("correction", "high"), "old_policy": ("correction", "old_policy"),
+    "entropy_coef": ("training", "entropy_coef"),
+}  # fmt: skip
+GENERAL_CLASSES: dict[str, type] = {
+    "sampling": SamplingParams, "kl": KL, "aggregation": Aggregation, "correction": Correction,
+    "training": TrainingConfig,
+}  # fmt: skip
 Items = Mapping[str, Item]
 #: Which component reads a file, by its suffix.
 DATA_FILES = {".jsonl": "jsonl", ".json": "hf", ".parquet": "hf"}
 
 
-def algorithm(reader: Reader, item: Item | None, default: str) -> tuple[Part, AlgorithmParts]:
-    """The algorithm and the parts it is made of."""
+def algorithm(reader: Reader, item: Item | None, default: str, top: Items) -> tuple[Part, AlgorithmParts]:
+    """The algorithm and the parts it is made of. Its keys that general sections of `top` replace have their values."""
     items = dict(mapping("algorithm", item))
     use = items.pop("use", None) or Item(default, DEFAULT)
     entry = reader.find("algorithm", use, "algorithm")
     key = entry.spec.name if entry.plugin else "algorithm"
-    part = reader.component(entry, key, items)
-    reader.record("algorithm", use)
     cls = reader.host.config_class(entry)
+    part = reader.component(entry, key, {**items, **_replaced(cls, top)})
+    reader.record("algorithm", use)
     instance = structure(cls, part.use.config, key) if cls else reader.host.build("algorithm", part.use)
     try:
         parts = instance.build()
@@ -49,6 +63,21 @@ def algorithm(reader: Reader, item: Item | None, default: str) -> tuple[Part, Al
     if not isinstance(parts, AlgorithmParts):
         raise PluginError(f"{part.describe()}: build() returned {type(parts).__name__}, not AlgorithmParts")
     return part, parts
+
+
+def _replaced(cls: type | None, top: Items) -> dict[str, Item]:
+    """Values that general sections set, by the algorithm's own names for them; its section then says what holds."""
+    found = {}
+    for name, (section, field) in REPLACES.items():
+        given = (top[section].mapping or {}).get(field) if section in top else None
+        if given is None or cls is None or name not in settable(cls):
+            continue
+        try:
+            structure(GENERAL_CLASSES[section], {field: given.plain}, section)
+        except UsageError:
+            continue  # what is wrong with it is said, with its line, when its own section is read
+        found[name] = given
+    return found
 
 
 def replaceable(reader: Reader, kind: Kind, chosen: Use, given: Item | None, preset: Source) -> tuple[Part, bool]:

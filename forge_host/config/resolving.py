@@ -9,6 +9,7 @@ Order: defaults < algorithm preset < files (left to right) < command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,12 +99,25 @@ def resolve(
     findings = [*run_checks(plan), *host.hooks.forge_check_plan(plan, host.info)]
     for finding in findings:
         if check and finding.level == "error":
-            raise UsageError(finding.message, fix=finding.fix or None)
+            raise UsageError(finding.message, where=_where(finding, reader.provenance), fix=finding.fix or None)
     reader.notes.extend(f"{f.message}; {f.fix}" if f.fix else f.message for f in findings if f.level != "error")
     return Resolved(
         config=plan.config, plan=plan, provenance=dict(sorted(reader.provenance.items())), notes=reader.notes,
         findings=tuple(findings),
     )  # fmt: skip
+
+
+_KEY = re.compile(r"\b[a-z_]\w*(?:\.\w+)+\b|`([a-z_]\w*)`")
+
+
+def _where(finding: Finding, provenance: Mapping[str, Source]) -> str | None:
+    """Where the first key that a finding names was written by the user; None when each is a default."""
+    for found in _KEY.finditer(f"{finding.message} {finding.fix}"):
+        name = found.group(1) or found.group()
+        for key, source in provenance.items():
+            if (key == name or key.startswith(f"{name}.")) and source.layer in ("file", "command line"):
+                return source.where
+    return None
 
 
 def _is_algorithm(host: PluginHost, name: str) -> bool:

@@ -164,6 +164,21 @@ class CheckpointConfig:
 
 
 @attrs.frozen(kw_only=True)
+class RecordConfig:
+    """The rollout record: what is written of every response, and how much of it is kept."""
+
+    token_ids: bool = field(default=False, help="write the token ids of prompt and response")
+    logprobs: bool = field(default=False, help="write the log-probability of every sampled token")
+    part_mb: float = field(
+        default=64.0, help="size at which a file is closed and compressed", unit="MB", validator=gt(0)
+    )
+    max_mb: float = field(
+        default=2000.0, help="most that closed files take together; the first and the newest are kept", unit="MB",
+        validator=gt(0),
+    )  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
 class EvaluationConfig:
     """Held-out prompts, graded by the run's rewards. Without `dataset` the training prompts are used: no test."""
 
@@ -209,6 +224,7 @@ class RunConfig:
     monarch: MonarchConfig = field(factory=MonarchConfig, help="runtime deadlines")
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig, help="saving")
     evaluation: EvaluationConfig = field(factory=EvaluationConfig, help="held-out evaluation")
+    record: RecordConfig = field(factory=RecordConfig, help="rollout record")
     run_dir: str = field(default="runs", help="folder that run directories are made in")
     name: str = field(default="", help="name of the run; empty takes the config file's")
     plugins: tuple[str, ...] | None = field(default=None, help="plugins to load; null loads every installed one")

@@ -4,15 +4,16 @@
     record.write(step=1, group=group, verdict=verdict)
     record.close()
 
-Files: `rollouts.jsonl` is written to; at `part_mb` it becomes `rollouts-00001.jsonl.gz`, and so on. Above `max_mb` the
-oldest parts but the first are removed: how a run began and what it does now is what people look for. Reading is
-`forge_host.report.rundata.read_rollouts`.
+Files: `rollouts.jsonl` is written to; at `record.part_mb` it becomes `rollouts-00001.jsonl.gz`, and so on. Above
+`record.max_mb` the oldest parts but the first are removed: how a run began and what it does now is what people look
+for. Reading is `forge_host.report.rundata.read_rollouts`.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import shutil
 import threading
@@ -22,23 +23,23 @@ from typing import Any
 
 import structlog
 
+from forge_host.config.schema import RecordConfig
 from forge_host.types import Episode, Group, Verdict
 
 log = structlog.get_logger()
 CURRENT = "rollouts.jsonl"
 MB = 1_000_000
+#: What the roller writes into a completion's metadata: seconds that its group was waited for.
+TIMED = ("generate_s", "reward_s")
 
 
 class RolloutRecord:
-    """Appends episodes to `folder`.
+    """Appends episodes to `folder`, with what `config` asks for of each."""
 
-    Args:
-        part_mb: size at which a part is closed, uncompressed.
-        max_mb: size on disk that the closed parts may have together.
-    """
-
-    def __init__(self, folder: Path, part_mb: float = 64, max_mb: float = 2000) -> None:
-        self._folder, self._part, self._max = folder, int(part_mb * MB), int(max_mb * MB)
+    def __init__(self, folder: Path, config: RecordConfig | None = None) -> None:
+        self._config = config or RecordConfig()
+        self._folder = folder
+        self._part, self._max = int(self._config.part_mb * MB), int(self._config.max_mb * MB)
         folder.mkdir(exist_ok=True)
         self._packing: threading.Thread | None = None
         for left in folder.glob("*.tmp"):  # of a process that was killed
@@ -48,10 +49,20 @@ class RolloutRecord:
     def write(self, step: int, group: Group, verdict: Verdict) -> None:
         """A group's episodes; `step` is the one they were rolled out for."""
         for episode in group.episodes:
-            self._out.write(json.dumps(episode_row(step, group, episode, verdict), ensure_ascii=False) + "\n")
+            row = episode_row(step, group, episode, verdict) | self._tokens(episode)
+            self._out.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._out.flush()
         if self._out.tell() >= self._part:
             self._rotate()
+
+    def _tokens(self, episode: Episode) -> dict[str, Any]:
+        """What is written per token, which makes a record several times as large."""
+        completion, out = episode.completion, dict[str, Any]()
+        if self._config.token_ids:
+            out["prompt_ids"], out["token_ids"] = list(completion.prompt_ids), list(completion.token_ids)
+        if self._config.logprobs:  # nats; JSON has no -inf
+            out["logprobs"] = [round(v, 6) if math.isfinite(v) else None for v in completion.logprobs]
+        return out
 
     def close(self) -> None:
         self._out.close()
@@ -150,6 +161,7 @@ def episode_row(step: int, group: Group, episode: Episode, verdict: Verdict) -> 
         "parts": dict(episode.parts),
         "note": episode.note,
         "error": episode.error,
+        "seconds": {name: round(float(s), 4) for name in TIMED if (s := completion.metadata.get(name)) is not None},
         "kept": verdict.keep and episode.reward is not None,
         "reason": verdict.reason,
     }

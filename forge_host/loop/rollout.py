@@ -53,7 +53,8 @@ class Roller:
         params = params or self.sampling
         began = time.perf_counter()
         completions: list[Completion] = await self.generator.generate.route(self.encode(prompt), params)
-        self.spans.generate += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self.spans.generate += seconds
         for completion in completions:
             self.spans.tokens += len(completion.token_ids)
             if len(completion.policy_versions) != len(completion.token_ids):
@@ -61,7 +62,7 @@ class Roller:
                     f"the generator returned {len(completion.token_ids)} tokens of prompt {prompt.id} with "
                     f"{len(completion.policy_versions)} policy versions; no token is trained on without one"
                 )
-        return completions
+        return [_timed(c, generate_s=seconds) for c in completions]
 
     async def score(self, group_id: str, prompt: Prompt, completions: Sequence[Completion]) -> list[Episode]:
         """Grade completions; what cannot be graded comes back with `error` set and no reward."""
@@ -85,8 +86,9 @@ class Roller:
                 self.reward.release(replica)
         if problem is not None:
             await self.reward.lost(replica, handle, problem)
-        self.spans.reward += time.perf_counter() - began
-        return episodes
+        seconds = time.perf_counter() - began
+        self.spans.reward += seconds
+        return [attrs.evolve(e, completion=_timed(e.completion, reward_s=seconds)) for e in episodes]
 
     async def roll(self, group_id: str, prompt: Prompt) -> tuple[Group, Verdict]:
         """The whole way of one prompt."""
@@ -99,6 +101,11 @@ class Roller:
         if len(graded) < 2 <= self.sampling.n:
             return group, Verdict(False, "fewer than two rewards could be computed")
         return group, self.sampler.verdict(group)
+
+
+def _timed(completion: Completion, **seconds: float) -> Completion:
+    """With how long its group took, for the record."""
+    return attrs.evolve(completion, metadata={**completion.metadata, **seconds})
 
 
 def ungraded(group_id: str, prompt: Prompt, completions: Sequence[Completion], error: str) -> list[Episode]:

@@ -58,9 +58,10 @@ def run(
     places = placement(config, plan, kind.roles(plan))
     model_path = resolve_model(config.model, host)()
     if resume is not None:
-        directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"])
+        directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"], config.record)
     else:
-        directory = RunDirectory(config.run_dir, f"{config.name}-eval" if evaluate else config.name, run_dir)
+        name = f"{config.name}-eval" if evaluate else config.name
+        directory = RunDirectory(config.run_dir, name, run_dir, config.record)
     configure(str(directory.path / "logs"), run=directory.id)
     directory.write_text("config.resolved.yaml", resolved.to_yaml())
     # Components are resolved before the lock is made, so that it covers the files their references name.

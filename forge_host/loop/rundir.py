@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge_host.config.schema import RecordConfig
 from forge_host.errors import UsageError
 from forge_host.loop.record import RolloutRecord, cut_record
 from forge_host.types import Group, Verdict
@@ -24,30 +25,30 @@ class RunDirectory:
         UsageError: the directory cannot be made, or `path` holds something already.
     """
 
-    def __init__(self, root: str, name: str, path: str | None = None) -> None:
+    def __init__(self, root: str, name: str, path: str | None = None, record: RecordConfig | None = None) -> None:
         try:
             self.path = _exactly(Path(path).resolve()) if path else _fresh(Path(root).resolve(), name or "run")
         except OSError as error:
             raise UsageError(
                 f"cannot make a run directory at {path or root}: {error.strerror}", fix="set run_dir or --run-dir"
             ) from error
-        self._open()
+        self._open(record)
 
     @classmethod
-    def reopen(cls, path: Path, step: int) -> RunDirectory:
+    def reopen(cls, path: Path, step: int, record: RecordConfig | None = None) -> RunDirectory:
         """The directory of a run that goes on after `step`; what it recorded of later steps is removed."""
         directory = cls.__new__(cls)
         directory.path = path
         _cut(path / "metrics.jsonl", step)
         cut_record(path / "rollouts", step)
-        directory._open()
+        directory._open(record)
         return directory
 
-    def _open(self) -> None:
+    def _open(self, record: RecordConfig | None) -> None:
         self.id = self.path.name
         for folder in ("logs", "rollouts", "checkpoints"):
             (self.path / folder).mkdir(exist_ok=True)
-        self._rollouts = RolloutRecord(self.path / "rollouts")
+        self._rollouts = RolloutRecord(self.path / "rollouts", record)
 
     def write_text(self, name: str, text: str) -> None:
         (self.path / name).write_text(text, encoding="utf-8")
@@ -82,10 +83,16 @@ def _cut(file: Path, step: int) -> None:
     os.replace(temporary, file)
 
 
+def check_free(path: Path) -> None:
+    """Raises UsageError when something is at `path` already that a new run would mix with."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        what = "is not empty" if path.is_dir() else "is a file"
+        raise UsageError(f"run directory {path} {what}", fix="name another or remove it")
+
+
 def _exactly(path: Path) -> Path:
+    check_free(path)
     path.mkdir(parents=True, exist_ok=True)
-    if any(path.iterdir()):
-        raise UsageError(f"run directory {path} is not empty", fix="name another or remove it")
     return path
 
 

@@ -69,13 +69,13 @@ class Line:
 
 @attrs.frozen
 class Spec:
-    """A line chart: from zero, or to one, or as the values are."""
+    """A line chart from `bottom` (None: as the values are); `reference`: the metric whose expected curve it shows."""
 
     title: str
     caption: str
     lines: Callable[[Run], list[Line]]
     bottom: float | None = 0.0
-    log: bool = False
+    reference: str = ""
 
 
 def _fixed(**names: str) -> Callable[[Run], list[Line]]:
@@ -107,7 +107,7 @@ def _load(run: Run) -> list[Line]:
 
 
 SPECS = (
-    Spec("Loss", "nats a token, lower is better", _loss, bottom=None),
+    Spec("Loss", "nats a token, lower is better", _loss, bottom=None, reference="train/loss"),
     Spec("Reward parts", "mean of each part", _parts, bottom=None),
     Spec("KL to the reference", "nats a token", _fixed(kl="policy/kl")),
     Spec("Trainer against generator", "KL, nats a token", _fixed(kl="policy/generator_kl")),
@@ -131,15 +131,16 @@ def charts(runs: Sequence[Run], reference: Reference | None = None) -> Iterator[
 
     Args:
         runs: overlaid, the i-th in the page's colour i; up to MAX_SERIES.
-        reference: the expected curve, drawn behind the reward.
+        reference: the expected curve, drawn behind its metric.
     """
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
         if any(run.series("reward/mean")[1] for run in runs):
-            yield _reward(runs, reference)
+            yield _reward(runs, reference if reference and reference.metric == "reward/mean" else None)
         for spec in SPECS:
-            chart = None if _flat(runs, spec) else _lines(runs, spec)
+            behind = reference if reference and spec.reference == reference.metric else None
+            chart = None if _flat(runs, spec) else _lines(runs, spec, behind)
             if chart is not None:
                 yield chart
         chart = _times(runs)
@@ -198,9 +199,7 @@ def _draw_reward(runs: Sequence[Run], reference: Reference | None, wide: bool) -
     figure, axes = _figure(wide)
     caption = "mean of the graded responses; band: 95% interval of the mean"
     if reference is not None:
-        axes.fill_between(reference.centres, reference.low, reference.high, color=MUTED, alpha=0.16, linewidth=0)
-        axes.plot([], [], color=MUTED, alpha=0.4, linewidth=6, label="expected")
-        caption += f"; grey: expected mean over {reference.window} steps"
+        caption += _draw_expected(axes, reference)
     many = len(runs) > 1
     styles: dict[str, dict[str, Any]] = {}
     for run, colour in zip(runs, COLOURS, strict=False):
@@ -231,6 +230,13 @@ def _draw_reward(runs: Sequence[Run], reference: Reference | None, wide: bool) -
     return _finish(figure, axes), caption
 
 
+def _draw_expected(axes: Any, reference: Reference) -> str:
+    """The band behind the lines; returns what the caption says of it."""
+    axes.fill_between(reference.centres, reference.low, reference.high, color=MUTED, alpha=0.16, linewidth=0)
+    axes.plot([], [], color=MUTED, alpha=0.4, linewidth=6, label="expected")
+    return f"; grey: expected mean over {reference.window} steps"
+
+
 def _value_at(run: Run, name: str, step: int) -> float:
     """A metric at a step, 0 where there is none; step 0 is the evaluation before the run."""
     at, values = run.evaluation(name)
@@ -248,7 +254,7 @@ def _half_widths(run: Run, steps: Sequence[int]) -> list[float] | None:
     return [1.96 * std.get(s, 0.0) / math.sqrt(max(number.get(s, planned), 1)) for s in steps]
 
 
-def _lines(runs: Sequence[Run], spec: Spec) -> Chart | None:
+def _lines(runs: Sequence[Run], spec: Spec, reference: Reference | None = None) -> Chart | None:
     found = []
     for run, colour in zip(runs, COLOURS, strict=False):
         for number, line in enumerate(spec.lines(run)[:MAX_SERIES]):
@@ -258,6 +264,7 @@ def _lines(runs: Sequence[Run], spec: Spec) -> Chart | None:
     if not found:
         return None
     figure, axes = _figure()
+    caption = spec.caption + (_draw_expected(axes, reference) if reference is not None else "")
     many, several = len(runs) > 1, len({line.name for _, _, _, line, _, _ in found}) > 1
     for _, colour, number, line, steps, values in found:
         x, y = thin(steps, values)
@@ -270,7 +277,7 @@ def _lines(runs: Sequence[Run], spec: Spec) -> Chart | None:
     if spec.bottom is not None:
         top = max(max(values) for *_, values in found)
         axes.set_ylim(bottom=spec.bottom, top=None if top > spec.bottom else spec.bottom + 1)
-    return Chart(spec.title, spec.caption, _finish(figure, axes))
+    return Chart(spec.title, caption, _finish(figure, axes))
 
 
 def _times(runs: Sequence[Run]) -> Chart | None:

@@ -293,3 +293,8 @@ def test_plugins_named_in_the_configuration_are_loaded(write, tmp_path):
         load_plugins(config, plugins=["nosuch"])
     with pytest.raises(UsageError, match="d.yaml:1: `plugins` must be a list of names, got 3"):
         load_plugins(write("plugins: 3\n", "d.yaml"))
+
+
+def test_combinations_name_the_line_of_the_key(resolved):
+    with pytest.raises(UsageError, match=r"^c.yaml:\d+: .*training.seq_len is 8"):
+        resolved("training:\n  seq_len: 8")

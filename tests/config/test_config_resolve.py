@@ -385,3 +385,13 @@ def test_a_recipes_name_means_the_shipped_recipe(write, tmp_path):
 def test_a_key_one_level_too_high_is_told_where_it_belongs(host, tmp_path):
     with pytest.raises(UsageError, match=r"config key `max_steps` is unknown; did you mean `training.max_steps`\?"):
         resolve(None, overrides=["max_steps=3"], host=host)
+
+
+def test_the_algorithms_section_shows_what_holds(resolved):
+    """Keys that a general section replaces have its values there too, with their source, also after a round trip."""
+    run = resolved("grpo: {n_samples: 4, temperature: 0.7}\nsampling: {n: 2}\nkl: {beta: 0.25}")
+    section = run.plan.algorithm.use.config
+    assert (section["n_samples"], section["temperature"], section["beta"]) == (2, 0.7, 0.25)
+    assert run.plan.sampling.n == 2 and run.plan.kl.beta == 0.25
+    (row,) = explain(run, "grpo.n_samples")
+    assert row.value == 2 and row.where.startswith("c.yaml")

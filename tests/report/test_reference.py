@@ -49,7 +49,7 @@ def test_one_unlucky_step_is_not_outside(make_run):
 
 
 def test_short_and_different_runs_are_no_comparison(make_run):
-    assert "no reward at step 6" in REFERENCE.check(load_run(make_run(steps=5)))[0]
+    assert "no reward/mean at step 6" in REFERENCE.check(load_run(make_run(steps=5)))[0]
     other = make_run("other", config=CONFIG.replace("batch_size: 4", "batch_size: 5"))
     with pytest.raises(RunError, match="training.batch_size is 5, and the reference of made was recorded with 4"):
         check_run(other, REFERENCE)

@@ -7,6 +7,7 @@ import pytest
 from made_runs import episode, healthy
 
 from forge_host.cli.main import main
+from forge_host.config.schema import RecordConfig
 from forge_host.errors import UsageError
 from forge_host.loop.record import RolloutRecord, compress, cut_record, parts
 from forge_host.report.rollouts import select
@@ -138,7 +139,7 @@ def test_page_holds_ten_thousand_episodes_as_data(make_run):
 
 def group(step, size=4, text="x" * 200):
     prompt = Prompt(id=f"p{step}", text="?")
-    completion = Completion(text=text, token_ids=[1, 2], logprobs=[0.0, 0.0], policy_versions=[3, 4])
+    completion = Completion(text=text, token_ids=[1, 2], logprobs=[0.0, -0.5], policy_versions=[3, 4])
     episodes = tuple(
         Episode(id=f"{step}/{i}", prompt=prompt, completion=completion, reward=1.0) for i in range(size)
     )
@@ -146,7 +147,7 @@ def group(step, size=4, text="x" * 200):
 
 
 def write(folder, steps, **limits):
-    record = RolloutRecord(folder, **limits)
+    record = RolloutRecord(folder, RecordConfig(**limits))
     for step in steps:
         record.write(step, group(step), Verdict(True))
     record.close()
@@ -160,6 +161,14 @@ def test_record_rotates_compresses_and_is_read_in_order(tmp_path):
     rows = list(read_rollouts(tmp_path))
     assert [row["id"] for row in rows] == [f"{s}/{i}" for s in range(1, 41) for i in range(4)]
     assert rows[0]["policy_versions"] == [3, 4] and rows[0]["kind"] == "train" and rows[0]["kept"] is True
+
+
+def test_tokens_are_recorded_when_asked_for(tmp_path):
+    write(tmp_path / "rollouts", [1])
+    assert not {"token_ids", "prompt_ids", "logprobs"} & set(next(read_rollouts(tmp_path)))
+    write(tmp_path / "rollouts", [2], token_ids=True, logprobs=True)
+    row = list(read_rollouts(tmp_path))[-1]
+    assert row["token_ids"] == [1, 2] and row["logprobs"] == [0.0, -0.5] and row["prompt_ids"] == []
 
 
 def test_cap_keeps_the_first_and_the_newest(tmp_path):
