@@ -19,7 +19,7 @@ import attrs
 import torch
 
 from forge_host.errors import UsageError
-from forge_host.types import Completion, Group
+from forge_host.types import Completion, Episode, Group
 
 
 @attrs.define(eq=False)
@@ -56,8 +56,15 @@ def rows_of(groups: Sequence[Group], *, mask_truncated: bool = False) -> list[Ro
         )
         for index, group in enumerate(groups)
         for episode in group.episodes
-        if episode.reward is not None and len(episode.completion.token_ids) > 0
+        if episode.reward is not None and why_untrainable(episode) is None
     ]
+
+
+def why_untrainable(episode: Episode) -> str | None:
+    """The reason why an episode of a kept group is left out of training, None when it is trained on."""
+    if episode.reward is None:
+        return episode.error or "no reward could grade it"
+    return None if len(episode.completion.token_ids) > 0 else "the response is empty"
 
 
 def num_bins(rows: Sequence[Row], *, data_parallel: int, accumulation: int, micro_batch_tokens: int) -> int:

@@ -42,77 +42,89 @@ class Buffer:
         self.consumed = 0
         self.rejected: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()
-        self._live: dict[int, Ticket] = {}
+        self._live: dict[int, Ticket] = {}  # by number, which rises, and with it the version
+        self.ready = 0  #: finished groups that wait to be taken
         self.next_ticket = 0
         self._failure: BaseException | None = None
-        self._changed = asyncio.Condition()
+        self._admitting: list[asyncio.Future[None]] = []
+        self._taking: list[asyncio.Future[None]] = []
+        self._wanted = 0  # groups that a `take` waits for
 
     @property
     def in_flight(self) -> int:
-        return sum(t.group is None for t in self._live.values())
-
-    @property
-    def ready(self) -> int:
-        return sum(t.group is not None for t in self._live.values())
+        return len(self._live) - self.ready
 
     async def admit(self) -> Ticket:
         """Wait for a slot."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failure or self.admitted < self._limit())
-            self._raise()
-            ticket = Ticket(self.next_ticket, self.version)
-            self.next_ticket += 1
-            self.admitted += 1
-            self._live[ticket.number] = ticket
-            return ticket
+        while self._failure is None and self.admitted >= self._limit():
+            await _wait(self._admitting)
+        self._raise()
+        ticket = Ticket(self.next_ticket, self.version)
+        self.next_ticket += 1
+        self.admitted += 1
+        self._live[ticket.number] = ticket
+        return ticket
 
     def _limit(self) -> int:
         return (self.version + 1 + self.max_policy_age) * self.groups_per_version
 
     async def finish(self, ticket: Ticket, group: Group | None, reason: str = "") -> None:
         """A rollout is over: with a group to train on, or rejected for a reason, which gives its slot back."""
-        async with self._changed:
-            if group is not None:
-                ticket.group = group
-                self._in_a_row.clear()
-            else:
-                del self._live[ticket.number]
-                self.admitted -= 1
-                self.rejected[reason] += 1
-                self._in_a_row[reason] += 1
-                if self._in_a_row.total() >= self.starve_after:
-                    self._failure = self._failure or RunError(
-                        f"starved: the last {self._in_a_row.total()} groups were all rejected "
-                        f"({', '.join(f'{why}: {n}' for why, n in self._in_a_row.most_common(3))})",
-                        fix="make the task easier or harder, raise n_samples, or choose another sampler",
-                    )
-            self._changed.notify_all()
+        if group is not None:
+            ticket.group = group
+            self.ready += 1
+            self._in_a_row.clear()
+        else:
+            del self._live[ticket.number]
+            self.admitted -= 1
+            self.rejected[reason] += 1
+            self._in_a_row[reason] += 1
+            if self._in_a_row.total() >= self.starve_after:
+                starved = RunError(
+                    f"starved: the last {self._in_a_row.total()} groups were all rejected "
+                    f"({', '.join(f'{why}: {n}' for why, n in self._in_a_row.most_common(3))})",
+                    fix="make the task easier or harder, raise n_samples, or choose another sampler",
+                )
+                await self.fail(starved)
+            _wake(self._admitting)
+        self._offer()
 
     async def take(self, count: int) -> list[Group]:
         """Wait for `count` groups to train on, those about to be too old first."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failure or self._choose(count) is not None)
-            self._raise()
-            chosen = self._choose(count)
-            assert chosen is not None
-            for ticket in chosen:
-                del self._live[ticket.number]
-            self.consumed += count
-            self._changed.notify_all()
-            return [t.group for t in chosen if t.group is not None]
+        while self._failure is None and (chosen := self._choose(count)) is None:
+            self._wanted = count
+            await _wait(self._taking)
+        self._raise()
+        assert chosen is not None
+        for ticket in chosen:
+            del self._live[ticket.number]
+        self.consumed += count
+        self.ready -= count
+        return [t.group for t in chosen if t.group is not None]
 
     def _choose(self, count: int) -> list[Ticket] | None:
-        live = sorted(self._live.values(), key=lambda t: t.number)
-        due = [t for t in live if t.version + self.max_policy_age <= self.version][:count]
-        rest = [t for t in live if t not in due and t.group is not None][: count - len(due)]
-        chosen = due + rest
-        return chosen if len(chosen) == count and all(t.group is not None for t in chosen) else None
+        if self.ready < count:
+            return None
+        chosen: list[Ticket] = []
+        for ticket in self._live.values():  # those due come first, as versions rise
+            if ticket.group is not None:
+                chosen.append(ticket)
+                if len(chosen) == count:
+                    return chosen
+            elif ticket.version + self.max_policy_age <= self.version:
+                return None
+        return None
+
+    def _offer(self) -> None:
+        """Wake `take` when it may go on. Not for every group: a large batch would look thousands of times in vain."""
+        if self._taking and self.ready >= self._wanted:
+            _wake(self._taking)
 
     async def publish(self, version: int) -> None:
         """Every generator now has this version."""
-        async with self._changed:
-            self.version = version
-            self._changed.notify_all()
+        self.version = version
+        _wake(self._admitting)
+        self._offer()
 
     def restore(self, version: int, consumed: int, next_ticket: int) -> None:
         """Go on where a checkpoint was written; before anything is admitted."""
@@ -122,10 +134,23 @@ class Buffer:
 
     async def fail(self, error: BaseException) -> None:
         """End every wait with this error."""
-        async with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+        self._failure = self._failure or error
+        _wake(self._admitting)
+        _wake(self._taking)
 
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+async def _wait(queue: list[asyncio.Future[None]]) -> None:
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    queue.append(woken)
+    await woken
+
+
+def _wake(queue: list[asyncio.Future[None]]) -> None:
+    for woken in queue:
+        if not woken.done():
+            woken.set_result(None)
+    queue.clear()

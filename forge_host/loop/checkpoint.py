@@ -65,10 +65,11 @@ async def save(
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise RunError(
             f"checkpoint {final} could not be written: {error.strerror}", fix="free space or set run_dir elsewhere"
         ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of the record needs its space
     for old in _folders(run_dir)[:-keep]:
         shutil.rmtree(old)
     return final

@@ -18,6 +18,8 @@ from forge_host.errors import ForgeError, RunError
 from forge_host.loop import checkpoint, evaluation
 from forge_host.loop.alarms import ConstantRewards
 from forge_host.loop.buffer import Buffer, Ticket
+from forge_host.loop.ledger import NAME as LEDGER
+from forge_host.loop.ledger import Ledger
 from forge_host.loop.roles import Roles
 from forge_host.loop.rollout import Roller
 from forge_host.loop.rundir import RunDirectory
@@ -72,6 +74,7 @@ class Controller:
         )
         self.step = 0
         self.version = 0
+        self.ledger: Ledger | None = None
         self.first_evaluation: dict[str, float] = {}
         self.history: list[StepReport] = []
         self._rollouts: set[asyncio.Task[None]] = set()
@@ -90,6 +93,7 @@ class Controller:
         Raises:
             ForgeError: whatever ended the run; the trainer keeps its last whole step.
         """
+        ledger = self.ledger = self.ledger or Ledger(self.directory.path / LEDGER)
         if self.config.evaluation.interval and self.step == 0:
             self.first_evaluation = await self.evaluate()
         producer = asyncio.create_task(self._produce())
@@ -103,6 +107,12 @@ class Controller:
             await asyncio.gather(producer, *self._rollouts, return_exceptions=True)
             if self._update is not None:
                 await asyncio.gather(self._update, return_exceptions=True)
+            ledger.close(self.step)
+
+    @property
+    def _ledger(self) -> Ledger:
+        assert self.ledger is not None, "opened by run or restore"
+        return self.ledger
 
     async def _one_step(self) -> None:
         training = self.config.training
@@ -115,6 +125,7 @@ class Controller:
         self.step += 1
         for group in groups:
             del self._pending[group.id]
+            self._ledger.trained(self.step, group)
         publish_s = update_s = 0.0
         if self.step % training.sync_interval == 0:
             update_s = await self._updated()  # the update before must be over: a transport keeps two versions
@@ -207,6 +218,7 @@ class Controller:
             "stream": self.stream.state_dict(),
             "pending": [attrs.asdict(prompt) for prompt in self._pending.values()],
             "next_ticket": self._resume_ticket(),
+            "ledger": self._ledger.position(),
         }
         path = await checkpoint.save(
             self.directory.path, state, self.lock_text, self.roles.trainer.save.call, self.config.checkpoint.keep
@@ -230,6 +242,7 @@ class Controller:
         self.step = self._saved_at = state["step"]
         # Between two publishes the trainer is ahead of its published version; what generators get now is a newer one.
         self.version = state["version"] + (1 if self.step % self.config.training.sync_interval else 0)
+        self.ledger = Ledger(self.directory.path / LEDGER, state.get("ledger", 0))
         self.buffer.restore(self.version, self.step * self.config.training.batch_size, state["next_ticket"])
         if self.version:
             await self.sync.publish(self.version)
@@ -261,6 +274,7 @@ class Controller:
                 ticket = await self.buffer.admit()
                 prompt = self._again.pop(0) if self._again else next(self.stream)
                 self._pending[_group_id(ticket, prompt)] = prompt
+                self._ledger.requested(_group_id(ticket, prompt), self.plan.sampling.n)
                 task = asyncio.create_task(self._roll(ticket, prompt))
                 self._rollouts.add(task)
                 task.add_done_callback(self._rollouts.discard)
@@ -273,8 +287,11 @@ class Controller:
             self.directory.record(self.step + 1, group, verdict)
             self.host.hooks.forge_group_scored(run=self.info, group=group)
             self._count_reward_errors(group)
-            if not verdict.keep:
+            if verdict.keep:
+                self._ledger.ready(group.id)
+            else:
                 del self._pending[group.id]
+                self._ledger.dropped(self.step + 1, group, verdict.reason or "rejected")
             await self.buffer.finish(ticket, group if verdict.keep else None, verdict.reason or "rejected")
         except Exception as error:  # any failure of a rollout ends the run with that failure, not with a hang
             await self.buffer.fail(error)

@@ -8,6 +8,7 @@ still lives, then raises.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -20,11 +21,11 @@ import attrs
 import structlog
 
 from forge_host.errors import ForgeError, RunError, UsageError
-from forge_host.loop.checkpoint import Checkpoint
+from forge_host.loop.checkpoint import Checkpoint, newest
 from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.tracking import Trackers
 from forge_host.runtime.context import RoleContext
-from forge_host.runtime.handle import ActorHandle
+from forge_host.runtime.handle import ActorHandle, Unanswered
 from forge_host.runtime.session import Session
 from forge_host.types import RunInfo, Use
 
@@ -61,6 +62,7 @@ class Lifecycle:
     session: Session | None = None
     began: float = attrs.Factory(time.time)
     stepping: bool = False
+    leaving: bool = False
     startup_s: float | None = None
     train_s: float | None = None
 
@@ -87,12 +89,36 @@ class Lifecycle:
                 error = Interrupted(f"interrupted{when}", where=self.directory.id)
             except Exception as caught:  # whatever it is, the record and the weights are saved, then it is raised
                 error = _first(caught)
+            self.leaving = True
+            if error is not None and not isinstance(error, Interrupted):
+                # At once: what follows may take a while, and whoever watches should know.
+                log.error("the run failed", error=str(error))
+            self._drop_lost_trainer(error)
             summary = self._summary(error)
             await self._leave(error, summary)
-        self.directory.write_json("summary.json", summary)
+        try:
+            self.directory.write_json("summary.json", summary)
+        except OSError as failure:
+            error = error or disk_error(failure)
+            log.error("the summary could not be written", error=str(failure))
         if error is not None:
             raise error
         return summary
+
+    def _drop_lost_trainer(self, error: Exception | None) -> None:
+        """A trainer that died or hangs can save nothing any more: end it, and name what there is to go on from."""
+        trainer = self.trainer
+        if trainer is None or not isinstance(error, Unanswered) or error.mesh != trainer.mesh:
+            return
+        trainer.dead = trainer.dead or "it did not answer"
+        trainer.kill()
+        found = newest(self.directory.path)
+        error.fix = (
+            f"go on from its checkpoint of step {found.state['step']}, {found.path}, with "
+            f"`forge-host run --resume {self.directory.path}`"
+            if found is not None
+            else "there is no checkpoint to go on from: set checkpoint.interval"
+        )
 
     async def _start(self, session: Session) -> None:
         raise NotImplementedError
@@ -144,7 +170,10 @@ class Lifecycle:
         else:
             self.host.hooks.forge_run_failed(run=self.info, error=error)
         self.trackers.finish(summary)
-        self.directory.close()
+        try:
+            self.directory.close()
+        except OSError as failure:
+            log.error("the record is cut short", error=str(failure))
 
     def _summary(self, error: Exception | None) -> dict[str, Any]:
         return {
@@ -168,6 +197,9 @@ class Lifecycle:
                     self.session.kill()
                 os._exit(130)
             self.stop.set()
+            if self.leaving:
+                print("stopping, as soon as the weights are saved; again to stop at once", file=sys.stderr, flush=True)
+                return
             # Outside the steps (starting, probing, evaluating) nothing is half done that is worth finishing.
             if not self.stepping and main is not None:
                 main.cancel()
@@ -201,4 +233,15 @@ def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         found = [e for e in error.exceptions if isinstance(e, ForgeError)]
         error = found[0] if found else error.exceptions[0]
-    return error
+    return disk_error(error) if isinstance(error, OSError) and error.errno in _DISK else error
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def disk_error(error: OSError) -> RunError:
+    """A disk that is full or gone, in the user's words."""
+    place = f" {error.filename}" if error.filename else ""
+    return RunError(
+        f"the run's record{place} could not be written: {error.strerror}", fix="free space, or set run_dir elsewhere"
+    )

@@ -1,10 +1,12 @@
 """One prompt to one scored group: encode, generate, grade, verdict. Runs in the controller, many at once.
 
-A reward that hangs costs its group and its process, never the run; a reward that fails costs its episode.
+A reward that hangs costs its group and its process, one that kills its process twice its group, one that fails its
+episode; none of them the run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +15,7 @@ import attrs
 
 from forge_host.errors import RunError
 from forge_host.loop.prompts import PromptEncoder
-from forge_host.runtime.handle import DeadlineExceeded
+from forge_host.runtime.handle import ActorDied, Unanswered
 from forge_host.runtime.service import Service
 from forge_host.types import Completion, Episode, Group, Prompt, SamplingParams, Verdict
 
@@ -43,6 +45,7 @@ class Roller:
     sampling: SamplingParams
     reward_timeout_s: float
     spans: Spans = attrs.Factory(Spans)
+    regrading: asyncio.Lock = attrs.Factory(asyncio.Lock)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Completion]:
         """`params.n` completions; each records the weights' version of every token.
@@ -65,30 +68,42 @@ class Roller:
         return [_timed(c, generate_s=seconds) for c in completions]
 
     async def score(self, group_id: str, prompt: Prompt, completions: Sequence[Completion]) -> list[Episode]:
-        """Grade completions; what cannot be graded comes back with `error` set and no reward."""
+        """Grade completions; what cannot be graded comes back with `error` set and no reward.
+
+        A worker's death is put down to this group only when it happens twice, the second time with nothing else
+        being graded again beside it: most often another group, or nobody's, was the cause.
+        """
         began = time.perf_counter()
+        episodes, died = await self._grade(group_id, prompt, completions)
+        if died:
+            async with self.regrading:
+                episodes, _ = await self._grade(group_id, prompt, completions)
+        seconds = time.perf_counter() - began
+        self.spans.reward += seconds
+        return [attrs.evolve(e, completion=_timed(e.completion, reward_s=seconds)) for e in episodes]
+
+    async def _grade(
+        self, group_id: str, prompt: Prompt, completions: Sequence[Completion]
+    ) -> tuple[list[Episode], bool]:
+        """One attempt. Second: the worker died."""
         # The service keeps its own deadline per reward; this one is for a process too stuck to keep it.
         deadline = self.reward_timeout_s * (len(completions) + 1) + 5.0
         replica = await self.reward.acquire()
-        handle = replica.handle
+        handle, died = replica.handle, False
         try:
             episodes, wedged = await handle.score.call_one(group_id, prompt, list(completions), timeout_s=deadline)
             stuck = next((e.error for e in episodes if e.error), "a reward is stuck past its deadline")
             problem = RunError(f"{stuck} (prompt {prompt.id})") if wedged else None
-        except DeadlineExceeded as error:
-            problem, episodes = error, ungraded(group_id, prompt, completions, str(error))
-        except RunError as error:
-            if handle.dead is None:
-                raise
-            problem, episodes = error, ungraded(group_id, prompt, completions, f"reward process died: {handle.dead}")
+        except Unanswered as error:
+            died = isinstance(error, ActorDied)
+            why = f"reward process died: {handle.dead}" if died else str(error)
+            problem, episodes = error, ungraded(group_id, prompt, completions, why)
         finally:
             if replica.handle is handle:
                 self.reward.release(replica)
         if problem is not None:
             await self.reward.lost(replica, handle, problem)
-        seconds = time.perf_counter() - began
-        self.spans.reward += seconds
-        return [attrs.evolve(e, completion=_timed(e.completion, reward_s=seconds)) for e in episodes]
+        return episodes, died
 
     async def roll(self, group_id: str, prompt: Prompt) -> tuple[Group, Verdict]:
         """The whole way of one prompt."""

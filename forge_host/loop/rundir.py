@@ -1,6 +1,7 @@
 """The run directory: everything needed to see a run and to run it again.
 
-config.resolved.yaml  plugins.lock  metrics.jsonl  summary.json  rollouts/  checkpoints/  model/  logs/  report.html
+config.resolved.yaml  plugins.lock  metrics.jsonl  ledger.jsonl  summary.json  report.html
+rollouts/  checkpoints/  model/  logs/
 """
 
 from __future__ import annotations

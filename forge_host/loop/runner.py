@@ -122,6 +122,7 @@ class Runner(Lifecycle):
         return {
             "kind": "rl",
             "steps": len(history),
+            "episodes": self.controller.ledger.totals() if self.controller and self.controller.ledger else {},
             "evaluation_first": self.controller.first_evaluation if self.controller else {},
             "policy_version": history[-1].policy_version if history else 0,
             "rewards": rewards,

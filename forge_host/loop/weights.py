@@ -41,16 +41,29 @@ class WeightSync:
         """Load the newest version into every generator; seconds taken."""
         began = time.perf_counter()
         receipt = self._published()
-        digests = await self.generator.update_weights.fanout(receipt, self.verify, timeout_s=self.timeout_s)
+        digests = await self.generator.update_weights.fanout(
+            receipt, self.verify, timeout_s=self.timeout_s, replace_silent=True
+        )
         for digest in digests:
             self._check(receipt, digest)
         return time.perf_counter() - began
 
     async def refresh(self, handle: ActorHandle) -> None:
-        """Bring a restarted replica, which has the initial weights, to the newest version."""
-        if self.receipt is not None:
-            digest = await handle.update_weights.call_one(self.receipt, self.verify, timeout_s=self.timeout_s)
-            self._check(self.receipt, digest)
+        """Bring a restarted replica, which has the initial weights, to the newest version.
+
+        A version that is published meanwhile is not sent to this replica by `update`, so it is loaded here as well.
+        """
+        loaded = None
+        while self.receipt is not loaded:
+            receipt = self._published()
+            try:
+                digest = await handle.update_weights.call_one(receipt, self.verify, timeout_s=self.timeout_s)
+            except RunError:
+                if self.receipt is receipt or handle.dead is not None:
+                    raise
+                continue  # the transport has let go of a version that is no longer the newest
+            self._check(receipt, digest)
+            loaded = receipt
 
     def _published(self) -> Receipt:
         if self.receipt is None:

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch.actor import ActorError, ProcMesh
@@ -25,6 +26,10 @@ try:  # not exported; the class of the error that reports a dead process
     from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 except ImportError as error:  # pragma: no cover - another Monarch
     raise RunError("this torchmonarch has no SupervisionError", fix="install torchmonarch 0.7") from error
+
+
+#: Told of every remote call before it is made: (handle, endpoint). What injects failures uses it.
+on_call: list[Callable[[ActorHandle, str], None]] = []
 
 
 class Unanswered(RunError):
@@ -116,12 +121,16 @@ class Call:
         self._handle, self._name, self._endpoint = handle, name, endpoint
 
     async def call(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
+        for tell in on_call:
+            tell(self._handle, self._name)
         mesh = await self._wait(self._endpoint.call(*args, **kwargs), timeout_s)
         return list(mesh.values())
 
     async def call_one(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         if self._handle.procs > 1:
             return (await self.call(*args, timeout_s=timeout_s, **kwargs))[0]
+        for tell in on_call:
+            tell(self._handle, self._name)
         return await self._wait(self._endpoint.call_one(*args, **kwargs), timeout_s)
 
     async def _wait(self, future: Any, timeout_s: float | None) -> Any:
@@ -131,6 +140,8 @@ class Call:
             async with asyncio.timeout(seconds):
                 return await future
         except TimeoutError:
+            if any(_state(pid) == "ended" for pid in handle.pids):  # Monarch had not noticed yet
+                raise self._died("ended", began, handle.last_lines()) from None
             late = DeadlineExceeded(
                 f"{handle.mesh} did not answer `{self._name}` within {seconds:g} s ({handle.where()})",
                 fix=f"see {log_path(handle.log_dir or '.', handle.mesh, 0)}",
@@ -138,15 +149,8 @@ class Call:
             late.mesh = handle.mesh
             raise late from None
         except SupervisionError as error:
-            waited, text = time.monotonic() - began, str(error)
-            rank = _crashed_rank(text, handle.mesh)
-            handle.dead = _reason(text)
-            died = ActorDied(
-                f"{handle.mesh} died during `{self._name}` ({handle.dead}) after {waited:.1f} s of waiting "
-                f"({handle.where(rank)}){handle.last_lines(rank or 0)}"
-            )
-            died.mesh = handle.mesh
-            raise died from error
+            rank = _crashed_rank(str(error), handle.mesh)
+            raise self._died(_reason(str(error)), began, handle.last_lines(rank or 0), rank) from error
         except ActorError as error:
             cause = error.exception
             if isinstance(cause, ForgeError):
@@ -154,6 +158,16 @@ class Call:
             raise RunError(
                 f"{handle.mesh}: `{self._name}` failed: {type(cause).__name__}: {cause}{handle.last_lines()}"
             ) from error
+
+    def _died(self, reason: str, began: float, lines: str, rank: int | None = None) -> ActorDied:
+        handle, waited = self._handle, time.monotonic() - began
+        handle.dead = reason
+        died = ActorDied(
+            f"{handle.mesh} died during `{self._name}` ({reason}) after {waited:.1f} s of waiting "
+            f"({handle.where(rank)}){lines}"
+        )
+        died.mesh = handle.mesh
+        return died
 
 
 async def _plain(future: Any) -> Any:

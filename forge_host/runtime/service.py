@@ -24,7 +24,7 @@ import structlog
 
 from forge_host.config.schema import ServiceConfig
 from forge_host.errors import RunError
-from forge_host.runtime.handle import ActorDied, ActorHandle, DeadlineExceeded
+from forge_host.runtime.handle import ActorDied, ActorHandle, DeadlineExceeded, Unanswered
 from forge_host.runtime.loads import Loads
 
 log = structlog.get_logger()
@@ -176,7 +176,10 @@ class Service:
                 handle = await self._start(replica.index, number)
                 if self.on_restart is not None:
                     await self.on_restart(handle)
-            except ActorDied as error:
+            except Unanswered as error:
+                if handle is None and isinstance(error, DeadlineExceeded):  # as slow as that it would be again
+                    self._failed = RunError(f"{self.name} replica {replica.index} could not be restarted: {error}")
+                    break
                 if handle is not None:
                     await handle.shutdown(timeout_s=2.0)
                 with contextlib.suppress(RunError):  # kept in _failed, which every request raises

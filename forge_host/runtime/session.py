@@ -74,6 +74,11 @@ class Session:
         await asyncio.gather(*(h.shutdown(self.monarch.shutdown_timeout) for h in handles))
         await self.launcher.close()
 
+    @property
+    def handles(self) -> list[ActorHandle]:
+        """What is running, in the order of its start."""
+        return [handle for handle in self._handles if not handle.closed]
+
     def kill(self) -> None:
         """Kill every process of this host at once."""
         for handle in self._handles:
