@@ -27,6 +27,7 @@ from forge_host.loop.step import Stepper, reward_metrics
 from forge_host.loop.tracking import Trackers
 from forge_host.loop.weights import WeightSync
 from forge_host.report.system import SystemSampler
+from forge_host.runtime.logs import note_step
 from forge_host.types import Group, Prompt, RunInfo, StepReport, Verdict
 
 log = structlog.get_logger()
@@ -116,6 +117,7 @@ class Controller:
 
     async def _one_step(self) -> None:
         training = self.config.training
+        note_step(str(self.directory.path / "logs"), self.step + 1)
         began = time.perf_counter()
         groups = await self._groups(training.batch_size)
         if groups is None:

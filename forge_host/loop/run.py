@@ -22,7 +22,7 @@ from forge_host.loop.runner import Runner
 from forge_host.loop.sft import SftRunner
 from forge_host.loop.tracking import Trackers
 from forge_host.report.final import write_final_report
-from forge_host.report.logs import configure
+from forge_host.runtime.logs import configure
 from forge_host.types import RunInfo
 
 
@@ -62,7 +62,7 @@ def run(
     else:
         name = f"{config.name}-eval" if evaluate else config.name
         directory = RunDirectory(config.run_dir, name, run_dir, config.record)
-    configure(str(directory.path / "logs"), run=directory.id)
+    configure(str(directory.path / "logs"), "controller", run=directory.id, role="controller", rank=0)
     directory.write_text("config.resolved.yaml", resolved.to_yaml())
     # Components are resolved before the lock is made, so that it covers the files their references name.
     trackers = Trackers(

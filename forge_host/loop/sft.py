@@ -25,6 +25,7 @@ from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
 from forge_host.plugins.calling import CallByName
 from forge_host.runtime.handle import ActorHandle
+from forge_host.runtime.logs import note_step
 from forge_host.runtime.service import Service
 from forge_host.runtime.session import Session
 from forge_host.types import StepReport
@@ -65,6 +66,7 @@ class SftController:
         upcoming = asyncio.create_task(asyncio.to_thread(self._take))
         try:
             while self.step < training.max_steps and not run.stop.is_set():
+                note_step(str(run.directory.path / "logs"), self.step + 1)
                 began = time.perf_counter()
                 rows, state = await upcoming
                 data_s = time.perf_counter() - began

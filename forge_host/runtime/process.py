@@ -7,23 +7,26 @@ must pickle by reference and stay light.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 
-def bootstrap(log_dir: str | None, mesh: str, files: Sequence[str] = ()) -> Callable[[], None]:
+def bootstrap(log_dir: str | None, mesh: str, files: Sequence[str] = (), role: str = "") -> Callable[[], None]:
     """The callable that `prepare`s each process of a mesh."""
-    return functools.partial(prepare, log_dir, mesh, tuple(files))
+    return functools.partial(prepare, log_dir, mesh, tuple(files), role)
 
 
-def prepare(log_dir: str | None, mesh: str, files: Sequence[str] = ()) -> None:
-    """Redirect stdout and stderr (native code's too) to `log_dir/mesh.RANK.log`, and import the run's one-file modules.
+def prepare(log_dir: str | None, mesh: str, files: Sequence[str] = (), role: str = "") -> None:
+    """Redirect stdout and stderr (native code's too) to `log_dir/mesh.RANK.log` and logs to `.jsonl` beside it, and
+    import the run's one-file modules.
 
     An actor class from such a file reaches the process as a reference to its module, which must be there by then.
     """
     _redirect(log_dir, mesh)
+    _log(log_dir, mesh, role)
     if files:
         from forge_host.plugins.targets import import_file
 
@@ -42,6 +45,17 @@ def _redirect(log_dir: str | None, mesh: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _log(log_dir: str | None, mesh: str, role: str) -> None:
+    """What this process and its libraries log becomes JSON lines beside the output."""
+    if log_dir is None:
+        return
+    from forge_host.runtime.logs import configure
+
+    rank, run = int(os.environ.get("RANK", "0")), os.path.basename(os.path.dirname(os.path.abspath(log_dir)))
+    where = {"mesh": mesh, "rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+    configure(log_dir, f"{mesh}.{rank}", echo="info", library_level=logging.INFO, run=run, role=role, **where)
 
 
 def log_path(log_dir: str, mesh: str, rank: int) -> str:

@@ -123,7 +123,7 @@ class Session:
         proc_mesh = self.launcher.hosts(role).spawn_procs(
             per_host={"procs": procs},
             name=process_name(mesh),
-            bootstrap=bootstrap(self.log_dir, mesh, self.files),
+            bootstrap=bootstrap(self.log_dir, mesh, self.files, role),
             bootstrap_command=command,
         )
         actor = proc_mesh.spawn(process_name(mesh), cls, *args, **kwargs)

@@ -67,7 +67,7 @@ async def test_actor_answers_logs_and_leaves_no_process(tmp_path) -> None:
         assert sorted(pids) == sorted(handle.pids) and all(map(alive, pids))
         assert session is not None
     assert await gone(pids)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["echo-0.0.log", "echo-0.1.log"]
+    assert sorted(p.name for p in tmp_path.glob("*.log")) == ["echo-0.0.log", "echo-0.1.log"]
     assert "set up" in (tmp_path / "echo-0.0.log").read_text()
 
 
