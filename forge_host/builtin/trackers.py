@@ -94,39 +94,45 @@ _HEADING_EVERY = 20  # lines
 
 @attrs.define(kw_only=True)
 class Console:
-    """One line a step, at most 80 columns; in a terminal the last line is also a bar with the time left.
+    """In a terminal a live view of the run, elsewhere one line a step; both fit 80 columns.
 
-    gen, train and sync are shares of the step's time; "-" stands for what this run does not measure.
+    In the lines gen, train and sync are shares of the step's time; "-" stands for what this run does not measure.
     """
 
-    every: int = field(default=1, help="print every so many steps, and the last", unit="steps", validator=ge(1))
-    bar: bool | None = field(default=None, help="progress bar; null shows one in a terminal only")
+    every: int = field(default=1, help="print a line every so many steps, and the last", unit="steps", validator=ge(1))
+    live: bool | None = field(default=None, help="live view instead of lines; null shows it in a terminal only")
     _max_steps: int | None = attrs.field(init=False, default=None)
     _lines: int = attrs.field(init=False, default=0)
     _first: tuple[int, float] | None = attrs.field(init=False, default=None)
     _console: Any = attrs.field(init=False, default=None)
-    _progress: Any = attrs.field(init=False, default=None)
-    _task: Any = attrs.field(init=False, default=None)
+    _view: Any = attrs.field(init=False, default=None)
+    _screen: Any = attrs.field(init=False, default=None)
 
     def start(self, run: RunInfo) -> None:
         from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._console = RichConsole(highlight=False)
+        if self._console is None:
+            self._console = RichConsole(highlight=False)
         self._max_steps = run.config.get("training", {}).get("max_steps")
-        if self._console.is_terminal if self.bar is None else self.bar:
-            text = TextColumn("{task.description}")
-            self._progress = Progress(BarColumn(), MofNCompleteColumn(), text, console=self._console, transient=True)
-            self._task = self._progress.add_task("starting", total=self._max_steps)
-            self._progress.start()
+        if self._console.is_terminal if self.live is None else self.live:
+            from rich.live import Live
+
+            from forge_host.report.live import LiveView
+
+            self._view = LiveView(name=run.id, max_steps=self._max_steps, directory=run.directory)
+            # What others print meanwhile (warnings, "stopping after this step") goes above the view.
+            self._screen = Live(self._view, console=self._console, refresh_per_second=2, vertical_overflow="crop")
+            self._screen.start()
 
     def log(self, report: StepReport) -> None:
         now = time.monotonic()
         left = self._time_left(report, now)
         if self._first is None:
             self._first = (report.step, now)
-        if self._progress is not None:
-            self._progress.update(self._task, completed=report.step, description=f"{left} left")
+        if self._view is not None:
+            self._view.add(report, left)
+            self._screen.refresh()
+            return
         if report.step % self.every and report.step != self._max_steps:
             return
         if self._lines % _HEADING_EVERY == 0:
@@ -135,9 +141,9 @@ class Console:
         self._print(self._row(report, left))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._screen is not None:
+            self._screen.stop()
+            self._screen = self._view = None
 
     def _print(self, line: str) -> None:
         self._console.print(line.rstrip(), markup=False, soft_wrap=True)

@@ -13,6 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from forge_host.report.live import text_curve
+
+CURVE_HEIGHT = 12  # lines
+
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the summary that `forge_host.loop.run.run` returns. Plain text when the output is no terminal."""
@@ -23,7 +27,7 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
     rewards = summary["rewards"]
     console.print()
     if len(rewards) >= 2:
-        console.print(reward_curve(rewards, console.width), markup=False)
+        console.print(text_curve(rewards, min(console.width, 80), CURVE_HEIGHT, "mean reward"), markup=False)
     if summary["reward_first"] is not None:
         edge = min(5, len(rewards))
         console.print(
@@ -88,23 +92,6 @@ def print_evaluation(summary: Mapping[str, Any], console: Console | None = None)
         console.print(f"[bold]{_short(sample['prompt'], 70)}[/bold] (target {_short(sample['target'] or 'none', 20)})")
         console.print(f"  {_short(sample['response'], 90)} ({_reward(sample['reward'])})")
     console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
-
-
-def reward_curve(rewards: Sequence[float], width: int, height: int = 12) -> str:
-    """Mean reward over steps as a text plot, uncoloured."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(min(width, 80), height)
-    steps = list(range(1, len(rewards) + 1))
-    plotext.plot(steps, list(rewards), marker="braille")
-    low, high = min(0.0, *rewards), max(1.0, *rewards)
-    plotext.ylim(low, high)
-    plotext.title("mean reward")
-    plotext.xlabel("step")
-    plotext.xticks(sorted({1, len(steps), *range(5, len(steps), max(5, len(steps) // 8))}))
-    return str(plotext.uncolorize(plotext.build()))
 
 
 def samples_table(samples: Sequence[Mapping[str, Any]]) -> Table:

@@ -91,15 +91,6 @@ def test_console_prints_the_last_step_whatever_every_is(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.splitlines()[-1].split()[0] == "3/3"
 
 
-def test_console_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = Console(bar=True)
-    tracker.start(run_info(tmp_path, max_steps=2))
-    tracker.log(report(1))
-    tracker.finish({})
-    tracker.finish({})
-    assert "1/2" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0s"), (45.4, "45s"), (200, "3m20s"), (7500, "2h05m"), (273_600, "3d4h")]
 )
@@ -108,7 +99,7 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_console_shows_losses_of_a_run_without_rewards(tmp_path, capsys) -> None:
-    console = Console(bar=False)
+    console = Console(live=False)
     console.start(RunInfo(id="x", directory=str(tmp_path), config={"training": {"max_steps": 2}}))
     console.log(StepReport(step=1, policy_version=1, time=0.0, metrics={"train/loss": 1.25, "time/step_s": 2.0}))
     console.log(StepReport(step=2, policy_version=2, time=0.0, metrics={"train/loss": 1.0, "eval/loss": 1.5}))
