@@ -19,6 +19,7 @@ import attrs
 from attrs.validators import ge
 
 from forge_host.api import RunInfo, StepReport, field
+from forge_host.report.budget import Budget
 
 
 @attrs.define(kw_only=True)
@@ -107,6 +108,8 @@ class Console:
     _console: Any = attrs.field(init=False, default=None)
     _view: Any = attrs.field(init=False, default=None)
     _screen: Any = attrs.field(init=False, default=None)
+    #: Drawing takes at most this share of a run's time; where steps are fast, some are not drawn.
+    _budget: Budget = attrs.field(init=False, factory=lambda: Budget(share=0.0015))
 
     def start(self, run: RunInfo) -> None:
         from rich.console import Console as RichConsole
@@ -121,7 +124,7 @@ class Console:
 
             self._view = LiveView(name=run.id, max_steps=self._max_steps, directory=run.directory)
             # What others print meanwhile (warnings, "stopping after this step") goes above the view.
-            self._screen = Live(self._view, console=self._console, refresh_per_second=2, vertical_overflow="crop")
+            self._screen = Live(self._view, console=self._console, auto_refresh=False, vertical_overflow="crop")
             self._screen.start()
 
     def log(self, report: StepReport) -> None:
@@ -131,7 +134,9 @@ class Console:
             self._first = (report.step, now)
         if self._view is not None:
             self._view.add(report, left)
-            self._screen.refresh()
+            with self._budget as due:
+                if due or report.step == self._max_steps:
+                    self._screen.refresh()
             return
         if report.step % self.every and report.step != self._max_steps:
             return

@@ -82,7 +82,7 @@ class Controller:
         self._update: asyncio.Task[float] | None = None
         self.constant_rewards = ConstantRewards(config.reward.constant_after)
         self._rejected_before = 0
-        self._system = SystemSampler()
+        self._system = SystemSampler(share=0.001)
         self._saved_at = 0
         self._responses = self._failures = 0  # since the last look at the rate of reward errors
         self._pending: dict[str, Prompt] = {}  # by group id: given out by the stream, not yet trained on or rejected

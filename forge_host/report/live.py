@@ -73,7 +73,6 @@ class LiveView:
         value = report.metrics.get(self.key)
         if value is not None and math.isfinite(value):
             self.curve.append(value)
-        self.sample = newest_response(Path(self.directory)) or self.sample
 
     @property
     def key(self) -> str:
@@ -92,6 +91,7 @@ class LiveView:
         body.add_row(self._curve(width - NUMBERS_WIDTH - 2, options.ascii_only), self._numbers())
         yield body
         yield from self._times(width, options.ascii_only)
+        self.sample = newest_response(Path(self.directory)) or self.sample
         if self.sample is not None:
             yield self._sample(width)
 

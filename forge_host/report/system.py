@@ -1,4 +1,4 @@
-"""What the run takes from this machine, sampled once a step by the controller: a few milliseconds, no dependency.
+"""What the run takes from this machine, sampled by the controller: a few milliseconds, no dependency.
 
     sample = SystemSampler()
     sample()["system/rss_gb"]       # this process and everything below it
@@ -14,19 +14,37 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from forge_host.report.budget import Budget
+
 GB = 1e9
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class SystemSampler:
-    """Call it for the metrics `system/...`; the first call's `cpu_share` is since it was made."""
+    """Call it for the metrics `system/...`; the first call's `cpu_share` is since it was made.
 
-    def __init__(self, proc: str = "/proc", shm: str = "/dev/shm", nvml: str = "libnvidia-ml.so.1") -> None:
+    Args:
+        share: of the time that sampling may take; calls in between get the last sample again. 0 samples at every call.
+    """
+
+    def __init__(
+        self, proc: str = "/proc", shm: str = "/dev/shm", nvml: str = "libnvidia-ml.so.1", share: float = 0.0
+    ) -> None:
         self._proc, self._shm = Path(proc), shm
         self._gpus = Gpus(nvml)
         self._cpu = self._cpu_times()
+        self._budget = Budget(share) if share else None
+        self._last: dict[str, float] = {}
 
     def __call__(self) -> dict[str, float]:
+        if self._budget is None:
+            return self._sample()
+        with self._budget as due:
+            if due:
+                self._last = self._sample()
+        return self._last
+
+    def _sample(self) -> dict[str, float]:
         return {**self._processors(), **self._memory(), **self._shared_memory(), **self._gpus()}
 
     def _processors(self) -> dict[str, float]:

@@ -2,7 +2,10 @@
 
 import ast
 import inspect
+import os
 import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import attrs
@@ -75,7 +78,13 @@ def test_every_first_party_plugin_is_there(made) -> None:
     folders = [*REPO.glob("plugins/*/pyproject.toml"), *REPO.glob("contrib/*/pyproject.toml")]
     assert len(folders) > 10
     for file in folders:
-        assert f"`{file.parent.name}`" in made["reference/components.md"], file.parent.name
+        name = tomllib.loads(file.read_text())["project"]["name"]
+        try:
+            version(name)
+        except PackageNotFoundError:
+            assert not os.environ.get("CI"), f"{name} is not installed"
+            pytest.skip(f"{name} is not installed: make setup")
+        assert f"`{name}`" in made["reference/components.md"], name
 
 
 def test_every_command_and_option_is_described(made) -> None:
