@@ -118,6 +118,7 @@ class Console:
             self._console = RichConsole(highlight=False)
         self._max_steps = run.config.get("training", {}).get("max_steps")
         if self._console.is_terminal if self.live is None else self.live:
+            import plotext  # noqa: F401 - takes a moment, which the first steps should not pay
             from rich.live import Live
 
             from forge_host.report.live import LiveView

@@ -28,6 +28,7 @@ from forge_host.runtime.handle import ActorHandle
 from forge_host.runtime.logs import note_step
 from forge_host.runtime.service import Service
 from forge_host.runtime.session import Session
+from forge_host.report.system import SystemSampler
 from forge_host.types import StepReport
 
 
@@ -52,6 +53,7 @@ class SftController:
     first_evaluation: dict[str, float] = attrs.Factory(dict)
     _state: dict[str, Any] = attrs.Factory(dict)  #: of the stream, behind the last batch that was trained on
     _saved_at: int = 0
+    _system: SystemSampler = attrs.Factory(lambda: SystemSampler(share=0.001))
 
     async def run(self) -> None:
         """Train until `max_steps` or `stop`.
@@ -105,6 +107,7 @@ class SftController:
             metrics |= await self.evaluate()
         if run.config.checkpoint.interval and self.step - self._saved_at >= run.config.checkpoint.interval:
             await self.save()
+        metrics |= self._system()
         report = StepReport(step=self.step, policy_version=self.step, time=time.time(), metrics=metrics)
         self.history.append(report)
         run.trackers.log(report)

@@ -95,6 +95,13 @@ def _loss(run: Run) -> list[Line]:
     return [Line("train/loss", "training"), Line("eval/loss", "held out")]
 
 
+def _throughput(run: Run) -> list[Line]:
+    """Supervised training generates nothing."""
+    if not run.series("reward/mean")[1]:
+        return [Line("tokens/per_s", "trained")]
+    return [Line("tokens/per_s", "generated"), Line("tokens/train_per_s", "trained")]
+
+
 def _memory(run: Run) -> list[Line]:
     gpus = [Line(n, n.split("/")[1]) for n in run.names if n.startswith("system/gpu") and n.endswith("memory_used_gb")]
     host = [("rss_gb", "processes"), ("memory_used_gb", "machine"), ("shm_used_gb", "/dev/shm")]
@@ -120,7 +127,7 @@ SPECS = (
         not_graded="reward/error_rate")),
     Spec("Policy age", "versions behind", _fixed(oldest="policy_age/max", mean="policy_age/mean")),
     Spec("Gradient norm", "before clipping", _fixed(norm="policy/grad_norm")),
-    Spec("Throughput", "tokens a second", _fixed(generated="tokens/per_s", trained="tokens/train_per_s")),
+    Spec("Throughput", "tokens a second", _throughput),
     Spec("Memory", "GB", _memory),
     Spec("Load", "share of the time busy", _load),
 )  # fmt: skip
