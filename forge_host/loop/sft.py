@@ -24,11 +24,11 @@ from forge_host.loop.roles import RoleStarter
 from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
 from forge_host.plugins.calling import CallByName
+from forge_host.report.system import SystemSampler
 from forge_host.runtime.handle import ActorHandle
 from forge_host.runtime.logs import note_step
 from forge_host.runtime.service import Service
 from forge_host.runtime.session import Session
-from forge_host.report.system import SystemSampler
 from forge_host.types import StepReport
 
 
