@@ -205,7 +205,9 @@ class Generator(Protocol):
 
     `generate` returns `params.n` completions of one prompt, tokens in and tokens out. `update_weights` fetches a
     receipt's version through the transport and loads it in place, in-flight requests going on; it returns the
-    checksum of the loaded tensors when `checksum` is set, else "".
+    checksum of the loaded tensors when `checksum` is set, else "". It may also have an endpoint `metrics` without
+    arguments that returns totals by name; of those the loop reads `sync/pause_s`, the seconds in which updates kept it
+    from making tokens.
     """
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[Completion]: ...

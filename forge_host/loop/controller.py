@@ -164,6 +164,7 @@ class Controller:
             "buffer/ready": float(self.buffer.ready),
             "buffer/rejected": float(rejected),
             "sync/verified": float(self.sync.verified),
+            **({} if self.sync.pause_s is None else {"time/sync_pause_s": self.sync.pause_s}),
         }
         metrics |= self._system()
         report = StepReport(step=self.step, policy_version=self.version, time=time.time(), metrics=metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import structlog
@@ -10,7 +11,7 @@ from forge_host.api import Receipt
 from forge_host.errors import RunError
 from forge_host.loop.checksum import weights_digest
 from forge_host.loop.pieces import merge_receipts
-from forge_host.runtime.handle import ActorHandle
+from forge_host.runtime.handle import ActorDied, ActorHandle
 from forge_host.runtime.service import Service
 
 log = structlog.get_logger()
@@ -28,6 +29,8 @@ class WeightSync:
         self.trainer, self.generator, self.verify, self.timeout_s = trainer, generator, verify, timeout_s
         self.receipt: Receipt | None = None
         self.verified = 0
+        self.pause_s: float | None = None  #: longest time a generator made no tokens during the last update
+        self._paused: dict[str, float] = {}  # by mesh, since its start
         generator.on_restart = self.refresh
 
     async def publish(self, version: int) -> float:
@@ -46,7 +49,21 @@ class WeightSync:
         )
         for digest in digests:
             self._check(receipt, digest)
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self.pause_s = await self._pause()
+        return seconds
+
+    async def _pause(self) -> float | None:
+        """What generators' `sync/pause_s` grew by, the most of them; None when none reports it."""
+        handles = [r.handle for r in self.generator.replicas if r.healthy and hasattr(r.handle, "metrics")]
+        try:
+            found = await asyncio.gather(*(h.metrics.call_one(timeout_s=self.timeout_s) for h in handles))
+        except ActorDied:
+            return None  # the service replaces it at its next request
+        totals = {h.mesh: float(m["sync/pause_s"]) for h, m in zip(handles, found, strict=True) if "sync/pause_s" in m}
+        grown = [total - self._paused.get(mesh, 0.0) for mesh, total in totals.items()]
+        self._paused = totals
+        return max(grown, default=None)
 
     async def refresh(self, handle: ActorHandle) -> None:
         """Bring a restarted replica, which has the initial weights, to the newest version.

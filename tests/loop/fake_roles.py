@@ -70,10 +70,16 @@ class Generator(FakeActor):
     async def update_weights(self, receipt, checksum=False) -> str:
         from forge_host.loop.checksum import tensor_digest, weights_digest
 
+        began = time.perf_counter()
         self.model.update_weights(receipt)
+        self.paused = getattr(self, "paused", 0.0) + time.perf_counter() - began
         if self.config.wrong_weights:
             self.model.weight += 1
         return weights_digest([("weight", tensor_digest(self.model.weight))]) if checksum else ""
+
+    @concurrent_endpoint
+    async def metrics(self):
+        return {"sync/pause_s": self.paused}
 
 
 class Trainer(FakeActor):

@@ -25,7 +25,10 @@ def test_a_run_learns_and_leaves_its_record(fake_run) -> None:
     assert sum(rewards[-5:]) - sum(rewards[:5]) > 5 * 0.3, rewards
     assert all(m["metrics"]["policy_age/max"] == 0 for m in metrics)
     assert metrics[-1]["metrics"]["sync/verified"] == 25, "the generator's weights equal the trainer's after every step"
-    names = ("time/generate_s", "time/train_s", "time/sync_s", "time/host_s", "tokens/per_s", "reward/share-of-b/mean")
+    names = (
+        "time/generate_s", "time/train_s", "time/sync_s", "time/sync_pause_s", "time/host_s", "tokens/per_s",
+        "reward/share-of-b/mean",
+    )  # fmt: skip
     for name in names:
         assert name in metrics[-1]["metrics"]
     names = {p.name for p in run.dir.iterdir()}
