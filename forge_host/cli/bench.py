@@ -14,6 +14,7 @@ import click
 
 #: name -> ("module:command", one line of help)
 BENCHES: dict[str, tuple[str, str]] = {
+    "generate": ("forge_host.cli.bench_generate:generate", "generation in the host against the engine alone"),
     "sync": ("forge_host.cli.bench_sync:sync", "weight-sync transports against plain copies of the same bytes"),
 }
 

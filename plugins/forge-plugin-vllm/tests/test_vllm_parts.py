@@ -205,6 +205,9 @@ def test_completions_in_sample_order() -> None:
     assert (first.text, second.text) == ("text 0", "text 1")
     assert first.policy_versions == (3, 4) and second.policy_versions == (3, 3)
     assert first.prompt_ids == (1, 2) and first.logprobs == (-0.5, -1.0) and first.token_ids == (7, 8)
+    decoded = completions_of(output, [1, 2], decode=lambda ids: "+".join(map(str, ids)))
+    assert [c.text for c in decoded] == ["7" if c.finish_reason == "stop" else "7+8" for c in decoded]
+
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ class VLLMGenerator(ForgeActor):
     """Component `vllm`. `context` is the run's `forge_host.runtime.context.RoleContext`."""
 
     single_process: ClassVar[bool] = True
+    alone: ClassVar[str] = "forge_plugin_vllm.alone:load"  #: the engine without this host, for benchmarks
 
     def __init__(self, config: VLLMConfig, context: Any) -> None:
         self.config, self.context = config, context

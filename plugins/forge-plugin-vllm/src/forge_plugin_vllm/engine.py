@@ -67,6 +67,7 @@ class VLLMEngine:
         self._ids = itertools.count()
         self._thread: threading.Thread | None = None
         self._engine: Any = None
+        self._tokenizer: Any = None
         self._dead: RunError | None = None
         self._loading = ""
         self._counts: dict[str, float] = dict.fromkeys(
@@ -117,7 +118,7 @@ class VLLMEngine:
         except asyncio.CancelledError:
             self._submit(lambda: self._engine.abort_request([request_id]))
             raise
-        return completions_of(output, prompt_ids)
+        return completions_of(output, prompt_ids, None if params.stop else self._decode)
 
     async def update_weights(self, receipt: Receipt, checksum: bool = False) -> str:
         """Load a newer version between two steps; requests go on afterwards. Returns the digest of the tensors or "".
@@ -167,6 +168,7 @@ class VLLMEngine:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
         finally:
             gc.enable()
+        self._tokenizer = self._engine.tokenizer
         self._engine.engine_core.set_weight_version(str(self.version))
         if self.opening is not None:
             self._engine.collective_rpc("forge_open", args=(self.opening, os.getpid()))
@@ -262,6 +264,12 @@ class VLLMEngine:
             _, future = self._jobs.get()
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        """The text; "" when vLLM was started without a tokenizer."""
+        if self._tokenizer is None:
+            return ""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     # --- on the caller's loop ------------------------------------------------------------------------------------
 
