@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forge_plugin_cuda_ipc import transport as module
 from forge_plugin_cuda_ipc.transport import CudaIpc
 
+from forge_host.builtin.transports import flat
 from forge_host.errors import RunError
 from forge_host.testing import PluginContract, TransportContract, load_component
 
@@ -53,7 +53,7 @@ def test_memory_is_used_again(pair):
 
 def test_grows_in_the_middle(pair, monkeypatch):
     """What was already copied in when the memory turned out too small moves along."""
-    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
+    monkeypatch.setattr(flat, "BATCH_BYTES", 4000)
     sender, reader = pair
     for version, count in enumerate((2, 2, 9, 9, 1), start=1):
         given = {f"t{i}": torch.full((700,), float(100 * version + i)) for i in range(count)}

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from forge_host.api import Capabilities, Receipt, tensor_digest
+from forge_host.api import Capabilities, Receipt
+from forge_host.builtin.transports.flat import Index, fill, views
 from forge_host.builtin.transports.lease import LeasedFile, gone, take_lease
 from forge_host.errors import RunError
 from forge_plugin_cuda_ipc.driver import CudaDriver, Driver, Memory
@@ -28,10 +29,6 @@ from forge_plugin_cuda_ipc.driver import CudaDriver, Driver, Memory
 if TYPE_CHECKING:
     import torch
 
-    Index = list[tuple[str, str, tuple[int, ...], int, int]]
-
-ALIGNMENT = 256  #: bytes; what CUDA's own allocations have
-BATCH_BYTES = 256 << 20  #: tensors of so many bytes are copied by one kernel launch
 MAPS = 2  #: publisher's memories that a reader keeps mapped
 
 
@@ -39,7 +36,7 @@ MAPS = 2  #: publisher's memories that a reader keeps mapped
 class CudaIpc:
     """The transport `cuda-ipc`."""
 
-    capabilities: Capabilities = attrs.field(default=Capabilities(gpu_direct=True), init=False)
+    capabilities: Capabilities = attrs.field(default=Capabilities(gpu_direct=True, partial=True), init=False)
     _namespace: str = attrs.field(default="", init=False)
     _version: int | None = attrs.field(default=None, init=False)
     _slots: list[_Slot] = attrs.field(factory=list, init=False)
@@ -75,7 +72,7 @@ class CudaIpc:
             num_bytes=sum(size for *_, size in index),
             location={
                 **slot.location(), "gpu": self._driver().device(), "memory": slot.name, "handle": slot.handle,
-                "bytes": slot.capacity, "tensors": index,
+                "bytes": slot.flat.numel(), "tensors": index,
             },
             checksums=digests if checksums else None,
         )  # fmt: skip
@@ -140,20 +137,13 @@ class CudaIpc:
         return self._maps[name].tensor
 
     def _views(self, receipt: Receipt, lease: io.FileIO, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        import torch
-
         name = receipt.location["memory"]
         self._in_use.append(name)
         try:
             with lease:
                 if name is not None and name not in self._maps:
                     raise gone(receipt, "this transport was closed")
-                for tensor_name, dtype, shape, offset, size in receipt.location["tensors"]:
-                    kind = getattr(torch, dtype)
-                    if size == 0:
-                        yield tensor_name, torch.empty(shape, dtype=kind, device=flat.device)
-                        continue
-                    yield tensor_name, flat[offset : offset + size].view(kind).view(shape)
+                yield from views(flat, receipt.location["tensors"])
         finally:
             self._in_use.remove(name)
 
@@ -162,79 +152,37 @@ class _Slot(LeasedFile):
     """Memory on the GPU that holds a version, and the file that its readers lock."""
 
     def __init__(self, namespace: str, driver: Driver) -> None:
+        import torch
+
         super().__init__(namespace)
-        self._driver, self._memory = driver, None
+        self._driver = driver
+        self._memory: Memory | None = None
+        self.flat = torch.empty(0, dtype=torch.uint8)
         self.name: bytes | None = None  # of this memory, never used again
-
-    _memory: Memory | None
-
-    @property
-    def capacity(self) -> int:
-        return 0 if self._memory is None else self._memory.tensor.numel()
 
     @property
     def handle(self) -> bytes:
         return b"" if self._memory is None else self._memory.handle
 
     def write(self, tensors: Iterable[tuple[str, torch.Tensor]], checksums: bool) -> tuple[Index, dict[str, str]]:
-        """Fill a locked slot and unlock it: (name, dtype, shape, offset, bytes) of each tensor, and digests."""
+        """Fill a locked slot and unlock it: the tensors' index, and digests."""
         self.unseal()
-        index: Index = []
-        digests: dict[str, str] = {}
-        waiting: list[tuple[torch.Tensor, int]] = []  # not copied yet, with their offsets
-        names: set[str] = set()
-        begin = end = 0
-        for name, tensor in tensors:
-            if name in names:
-                raise ValueError(f"tensor {name!r} comes twice")
-            names.add(name)
-            tensor = tensor.detach()
-            offset = -(-end // ALIGNMENT) * ALIGNMENT
-            end = offset + tensor.nbytes
-            index.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, tensor.nbytes))
-            if checksums:
-                digests[name] = tensor_digest(tensor)
-            if tensor.nbytes:
-                waiting.append((tensor, offset))
-            if end <= self.capacity and end - begin >= BATCH_BYTES:
-                self._copy(waiting)
-                begin = end
-        if end > self.capacity:
-            self._grow(end, keep=begin)
-        self._copy(waiting)
+        found = fill(self, tensors, checksums)
         self._driver.synchronize()
         self.seal()
-        return index, digests
+        return found
+
+    def grow(self, num_bytes: int, keep: int) -> None:
+        old, self._memory = self._memory, self._driver.allocate(num_bytes)
+        self.name = secrets.token_bytes(8)
+        before, self.flat = self.flat, self._memory.tensor
+        self.flat[:keep].copy_(before[:keep])
+        if old is not None:
+            self._driver.synchronize()
+            self._driver.free(old)
 
     def close(self) -> None:
         if self._memory is not None:
             self._driver.free(self._memory)
             self._memory = None
         super().close()
-
-    def _copy(self, waiting: list[tuple[torch.Tensor, int]]) -> None:
-        """Copy what waits into its places; by few kernel launches where dtypes and layouts allow."""
-        import torch
-
-        if not waiting:
-            return
-        assert self._memory is not None
-        flat = self._memory.tensor
-        kinds: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for tensor, offset in waiting:
-            place = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            places, sources = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
-            places.append(place)
-            sources.append(tensor)
-        for places, sources in kinds.values():
-            torch._foreach_copy_(places, sources)
-        waiting.clear()
-
-    def _grow(self, size: int, keep: int) -> None:
-        """Memory for `size` bytes that begins with the first `keep` bytes of the old one."""
-        old, self._memory = self._memory, self._driver.allocate(size)
-        self.name = secrets.token_bytes(8)
-        if old is not None:
-            self._memory.tensor[:keep].copy_(old.tensor[:keep])
-            self._driver.synchronize()
-            self._driver.free(old)
