@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from forge_host.hookspecs import ForgePlugin
     from forge_host.loop.checksum import tensor_digest, weights_digest
     from forge_host.runtime.actor import ForgeActor
+    from forge_host.runtime.hosts import Host
+    from forge_host.runtime.launch import Allocation
 
 hookimpl = pluggy.HookimplMarker("forge_host")
 
@@ -229,7 +231,54 @@ class Trainer(Protocol):
     def publish(self, version: int) -> Receipt: ...
 
 
+class Launcher(Protocol):
+    """Where a run's processes run; see `forge_host.runtime.launch`.
+
+    `hosts` promises what there will be, for the plan (None: only `open` finds out); `open` gets it; `close` gives it
+    back. One that can be given more hosts names the key in an attribute `grow`.
+    """
+
+    def hosts(self) -> Sequence[Host] | None: ...
+
+    async def open(self) -> Allocation: ...
+
+    async def close(self) -> None: ...
+
+
+class Load(Protocol):
+    """What a router sees of a replica: its number, and the requests it is answering."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+@attrs.frozen
+class Request:
+    """What a router sees of a request: the endpoint's name, its arguments, and its conversation ("" for none)."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    session: str = ""
+
+
+@runtime_checkable
+class Router(Protocol):
+    """Which replica of a service takes a request. `free` are those with a free place, never none; returns one of them.
+
+    Called for every request, by one thread.
+    """
+
+    def choose(self, free: Sequence[Load], request: Request) -> Load: ...
+
+
 def __getattr__(name: str) -> Any:
+    if name in ("Allocation", "Host"):
+        from forge_host.runtime import hosts, launch
+
+        return hosts.Host if name == "Host" else launch.Allocation
     if name in ("tensor_digest", "weights_digest"):
         from forge_host.loop import checksum
 
@@ -247,9 +296,10 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "ADVANTAGE_ARGUMENTS", "AGGREGATIONS", "API_VERSION", "KINDS", "KL", "KL_ESTIMATORS", "LOSS_ARGUMENTS",
-    "REWARD_ARGUMENTS", "Advantage", "Aggregation", "AlgorithmParts", "Capabilities", "CommandSpec", "Completion",
-    "ComponentSpec", "Correction", "Dataset", "Environment", "Episode", "Finding", "ForgeActor", "ForgeError",
-    "ForgePlugin", "Generator", "Group", "HostInfo", "Kind", "Loss", "ModelSource", "Piece", "PluginError", "Prompt",
-    "Receipt", "Reward", "RewardResult", "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "Tracker",
-    "Trainer", "Transport", "UsageError", "Use", "Verdict", "field", "hookimpl", "tensor_digest", "weights_digest",
+    "REWARD_ARGUMENTS", "Advantage", "Aggregation", "AlgorithmParts", "Allocation", "Capabilities", "CommandSpec",
+    "Completion", "ComponentSpec", "Correction", "Dataset", "Environment", "Episode", "Finding", "ForgeActor",
+    "ForgeError", "ForgePlugin", "Generator", "Group", "Host", "HostInfo", "Kind", "Launcher", "Load", "Loss",
+    "ModelSource", "Piece", "PluginError", "Prompt", "Receipt", "Request", "Reward", "RewardResult", "Router",
+    "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "Tracker", "Trainer", "Transport", "UsageError",
+    "Use", "Verdict", "field", "hookimpl", "tensor_digest", "weights_digest",
 ]  # fmt: skip

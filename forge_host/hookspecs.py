@@ -57,6 +57,7 @@ KIND_HOOKS: dict[Kind, str] = {
     "transport": "forge_transports",
     "tracker": "forge_trackers",
     "launcher": "forge_launchers",
+    "router": "forge_routers",
     "model": "forge_models",
     "algorithm": "forge_algorithms",
 }
@@ -136,7 +137,12 @@ class ForgeSpecs:
 
     @hookspec(since="1.0")
     def forge_launchers(self, host: HostInfo) -> Iterable[ComponentSpec]:
-        """Launchers: get the processes or hosts a run uses."""
+        """Launchers: get the hosts that a run's processes run on (`forge_host.api.Launcher`)."""
+        raise NotImplementedError
+
+    @hookspec(since="1.0")
+    def forge_routers(self, host: HostInfo) -> Iterable[ComponentSpec]:
+        """Routers: which replica of a service takes a request (`forge_host.api.Router`)."""
         raise NotImplementedError
 
     @hookspec(since="1.0")

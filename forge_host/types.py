@@ -16,7 +16,7 @@ import attrs
 
 Kind = Literal[
     "loss", "advantage", "reward", "sampler", "dataset", "environment", "generator",
-    "trainer", "transport", "tracker", "launcher", "model", "algorithm",
+    "trainer", "transport", "tracker", "launcher", "router", "model", "algorithm",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")

@@ -73,4 +73,21 @@ def forge_transports(host: HostInfo) -> Iterable[ComponentSpec]:
 
 @hookimpl
 def forge_launchers(host: HostInfo) -> Iterable[ComponentSpec]:
-    return [ComponentSpec("local", "forge_host.runtime.launch:LocalLauncher", "every process on this host")]
+    module = "forge_host.runtime"
+    return [
+        ComponentSpec("local", f"{module}.launch:LocalLauncher", "every process on this host"),
+        ComponentSpec("attach", f"{module}.launch:AttachLauncher", "hosts where `forge-host worker` runs already"),
+        ComponentSpec("slurm", f"{module}.slurm:SlurmLauncher", "nodes of a SLURM cluster, asked for by sbatch"),
+        ComponentSpec("kubernetes", f"{module}.kubernetes:KubernetesLauncher", "pods of the MonarchMesh operator"),
+    ]
+
+
+@hookimpl
+def forge_routers(host: HostInfo) -> Iterable[ComponentSpec]:
+    module = "forge_host.runtime.routers"
+    return [
+        ComponentSpec("least-loaded", f"{module}:LeastLoaded", "the replica that answers the fewest requests"),
+        ComponentSpec("round-robin", f"{module}:RoundRobin", "one replica after the other"),
+        ComponentSpec("prefix-affinity", f"{module}:PrefixAffinity", "requests that begin alike go to one replica"),
+        ComponentSpec("session-affinity", f"{module}:SessionAffinity", "requests of one session go to one replica"),
+    ]

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sft": ("forge_host.cli.sft:sft", "supervised fine-tuning on a dataset's own responses"),
     "eval": ("forge_host.cli.eval:evaluate", "grade a model on held-out prompts: mean, pass@k"),
     "data": ("forge_host.cli.data:data", "show the prompts a configuration renders, and their tokens"),
+    "worker": ("forge_host.cli.worker:worker", "make this machine a host of runs started elsewhere"),
     "config": ("forge_host.cli.config:config", "show, explain or describe configurations"),
     "plugins": ("forge_host.cli.plugins:plugins", "list, examine, validate and lock plugins"),
     "components": ("forge_host.cli.components:components", "list and show what plugins offer"),

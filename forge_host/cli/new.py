@@ -37,6 +37,7 @@ SUMMARIES: dict[Kind, str] = {
     "transport": "weights through files",
     "tracker": "one metric a step, tab-separated",
     "launcher": "every process on this host",
+    "router": "the less loaded of two replicas drawn at random",
     "model": "a local Hugging Face folder",
     "algorithm": "clipped policy gradient with a group baseline",
 }
@@ -59,6 +60,7 @@ MAX_NAME_LENGTH = 32
 USAGE: dict[Kind, str] = {
     "reward": "rewards=$name",
     "dataset": "dataset.path=$name",
+    "router": "services.generator.router=$name",
     "tracker": "'trackers=[console, jsonl, $name]'",
 }
 

@@ -245,5 +245,17 @@ class Assembler:
             empty = section is None or section.value is None
             items = choose.mapping(f"services.{role}", None if empty else section)
             merged = choose.move_to_service(role, items, moved.get(role, {}))
+            router = merged.get("router")
             services[role] = self.reader.section(ServiceConfig, f"services.{role}", merged)
+            if router is not None and router.value is not None:
+                use = self.router(f"services.{role}.router", router)
+                services[role] = attrs.evolve(services[role], router=use)
         return services
+
+    def router(self, key: str, item: Item) -> Use:
+        """The router component that a service names, its keys checked and its defaults filled in."""
+        keys = dict(item.mapping or {})
+        use = keys.pop("use", None) if item.mapping is not None else item
+        if use is None:
+            raise UsageError(f"`{key}` has no `use`", where=item.source.where, fix="add `use: NAME`")
+        return self.reader.component(self.reader.find("router", use, key), key, keys).use

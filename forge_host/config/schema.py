@@ -121,13 +121,35 @@ class ServiceConfig:
     """Processes of one role."""
 
     procs: int = field(default=1, help="processes (ranks) per replica", validator=ge(1))
-    hosts: int | None = field(default=None, help="hosts per replica; null is this host", validator=optional(ge(1)))
+    hosts: int | None = field(
+        default=None,
+        help="hosts per replica, over which procs are divided; null takes as few as its GPUs need",
+        validator=optional(ge(1)),
+    )
     num_replicas: int = field(default=1, help="independent copies that share the requests", validator=ge(1))
     with_gpus: bool | None = field(default=None, help="true needs GPUs, false forbids them, null takes what is there")
+    gpus: tuple[int, ...] | None = field(
+        default=None, help="ids of the GPUs to use, on every host; null lets the planner choose"
+    )
     mesh_name: str | None = field(default=None, help="name of the process mesh in logs")
     colocate_with: str | None = field(default=None, help="role whose devices this one shares")
+    router: Use = field(
+        factory=lambda: Use("builtin/least-loaded"), help="router component: which replica a request goes to"
+    )
     max_restarts: int = field(default=3, help="restarts of a dead replica before the run fails", validator=ge(0))
     max_concurrent_requests: int = field(default=256, help="requests in flight per replica; more wait", validator=ge(1))
+    startup_timeout: float | None = field(
+        default=None,
+        help="a replica must be ready by then; null is monarch.startup_timeout",
+        unit="s",
+        validator=optional(gt(0)),
+    )
+    actor_memory_mb: int | None = field(
+        default=None,
+        help="most memory of one process on the host, held by the kernel (RLIMIT_DATA); a process over it is replaced",
+        unit="MiB",
+        validator=optional(ge(1)),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -149,6 +171,18 @@ class MonarchConfig:
     startup_timeout: float = field(default=600.0, help="a role must be ready by then", unit="s", validator=gt(0))
     call_timeout: float = field(default=1800.0, help="deadline of one remote call", unit="s", validator=gt(0))
     shutdown_timeout: float = field(default=10.0, help="a process is killed after that", unit="s", validator=gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class PlacementConfig:
+    """Which cores the roles on the CPU are bound to."""
+
+    pin_cores: str = field(
+        default="auto",
+        help="bind trainer, generators and reference on the CPU to cores of their own: always, never, or auto (when "
+        "they work at the same time, training.max_policy_age above 0, and there are enough)",
+        validator=in_(("auto", "always", "never")),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -221,6 +255,7 @@ class RunConfig:
         factory=dict, help="processes per role: generator, trainer, ref_model, reward"
     )
     parallelism: ParallelismConfig = field(factory=ParallelismConfig, help="the trainer's parallelism")
+    placement: PlacementConfig = field(factory=PlacementConfig, help="cores of the roles on the CPU")
     monarch: MonarchConfig = field(factory=MonarchConfig, help="runtime deadlines")
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig, help="saving")
     evaluation: EvaluationConfig = field(factory=EvaluationConfig, help="held-out evaluation")

@@ -22,6 +22,7 @@ import structlog
 
 from forge_host.errors import ForgeError, RunError, UsageError
 from forge_host.loop.checkpoint import Checkpoint, newest
+from forge_host.loop.placing import placement
 from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.tracking import Trackers
 from forge_host.runtime.context import RoleContext
@@ -52,10 +53,11 @@ class Lifecycle:
     directory: RunDirectory
     info: RunInfo
     trackers: Trackers
-    places: Mapping[str, Any]
+    launcher: Any
     model_path: str
     lock: Any
     resume: Checkpoint | None = None
+    places: Mapping[str, Any] = attrs.Factory(dict)
     stop: asyncio.Event = attrs.Factory(asyncio.Event)
     controller: Any = None
     trainer: ActorHandle | None = None
@@ -77,9 +79,16 @@ class Lifecycle:
         self._catch_signals()
         error: Exception | None = None
         log_dir = str(self.directory.path / "logs")
-        async with Session(log_dir=log_dir, monarch=self.config.monarch, files=self.lock.local_files) as session:
+        async with Session(
+            launcher=self.launcher,
+            log_dir=log_dir,
+            monarch=self.config.monarch,
+            files=self.lock.local_files,
+            lock=self.lock.dumps(),
+        ) as session:
             self.session = session
             try:
+                await self._place(session)
                 await self._start(session)
                 await self._train()
                 if self.stop.is_set():
@@ -119,6 +128,20 @@ class Lifecycle:
             if found is not None
             else "there is no checkpoint to go on from: set checkpoint.interval"
         )
+
+    async def _place(self, session: Session) -> None:
+        """Get the hosts and give every role its place on them.
+
+        Raises:
+            ForgeError: there are no hosts, they have other plugins, the roles do not fit, or the model is not there.
+        """
+        cluster = await session.open()
+        grow = getattr(self.launcher, "grow", None)
+        self.places = placement(self.config, self.plan, cluster.hosts, self.roles(self.plan), grow)
+        for name, path in await cluster.missing([self.model_path]):
+            raise RunError(
+                f"the model folder {path} is not on host {name}", fix="put it on a file system that all hosts share"
+            )
 
     async def _start(self, session: Session) -> None:
         raise NotImplementedError

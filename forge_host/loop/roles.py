@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from forge_host.config.schema import ServiceConfig
-from forge_host.errors import UsageError
+from forge_host.loop.placing import services_of
 from forge_host.loop.reward_actor import RewardActor
 from forge_host.plugins.building import load_target
 from forge_host.runtime.context import RoleContext
 from forge_host.runtime.handle import ActorHandle
-from forge_host.runtime.placement import Place, place
+from forge_host.runtime.placement import Place
 from forge_host.runtime.service import Service
-from forge_host.runtime.session import Session, num_gpus
+from forge_host.runtime.session import Session
 
 
 @attrs.frozen(kw_only=True)
@@ -27,28 +27,6 @@ class Roles:
     generator: Service
     reward: Service
     ref_model: Service | None
-
-
-def placement(config: Any, plan: Any, roles: Iterable[str] | None = None) -> dict[str, Place]:
-    """Devices of `roles` (those the plan needs); the reward service never takes a GPU unless it is told to.
-
-    Raises:
-        UsageError: not enough GPUs, with the arithmetic.
-    """
-    services = {role: services_of(config, role) for role in roles or plan.roles}
-    if "trainer" in services and services["trainer"].num_replicas != 1:
-        raise UsageError(
-            f"services.trainer.num_replicas is {services['trainer'].num_replicas}",
-            fix="a run has one trainer; set services.trainer.procs for more processes",
-        )
-    return place(services, num_gpus())
-
-
-def services_of(config: Any, role: str) -> ServiceConfig:
-    service: ServiceConfig = config.services.get(role, ServiceConfig())
-    if role == "reward" and service.with_gpus is None:
-        service = attrs.evolve(service, with_gpus=False)
-    return service
 
 
 @attrs.frozen(eq=False)
@@ -81,23 +59,25 @@ class RoleStarter:
         here = attrs.evolve(self.context, role="reward")
         options = services_of(self.context.config, "reward")
         return await self.session.start_service(
-            RewardActor, options, (here,), {}, role="reward", place=self.places["reward"]
+            RewardActor, options, (here,), {}, role="reward", place=self.places["reward"], router=self._router(options)
         )
 
     async def _service(self, role: str, part: Any) -> Service:
         cls, options, args, more = self._parts(role, part)
-        return await self.session.start_service(cls, options, args, {}, **more)
+        return await self.session.start_service(cls, options, args, {}, router=self._router(options), **more)
+
+    def _router(self, options: ServiceConfig) -> Any:
+        return self.host.build("router", options.router)
 
     def _parts(self, role: str, part: Any) -> tuple[Any, ServiceConfig, tuple[Any, ...], dict[str, Any]]:
         cls, config = load_target(self.host.find(part.kind, part.use.ref)), self.host.configure(part.kind, part.use)
         options, place = services_of(self.context.config, role), self.places[role]
-        mine = {gpu for replica in place.gpus for gpu in replica}
         here = attrs.evolve(
             self.context,
             role=role,
             device=place.device,
             procs=options.procs,
-            shares_device=any(mine & set(r) for p in self.places.values() if p.role != role for r in p.gpus),
+            shares_device=any(place.devices & p.devices for p in self.places.values() if p.role != role),
         )
         more = {"role": role, "place": place, "environment": cls.environment(config, here)}
         return cls, options, (config, here), more

@@ -15,8 +15,8 @@ from forge_host.config.model import resolve_model
 from forge_host.loop.checkpoint import Checkpoint
 from forge_host.loop.evaluating import EvalRunner
 from forge_host.loop.lifecycle import Lifecycle
+from forge_host.loop.placing import placement
 from forge_host.loop.preflight import check_signatures
-from forge_host.loop.roles import placement
 from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.runner import Runner
 from forge_host.loop.sft import SftRunner
@@ -55,7 +55,10 @@ def run(
     config, plan = resolved.config, resolved.plan
     kind: type[Lifecycle] = EvalRunner if evaluate else SftRunner if plan.offline else Runner
     check_signatures(plan, host, rewards="reward" in kind.roles(plan))
-    places = placement(config, plan, kind.roles(plan))
+    launcher = host.build("launcher", plan.launcher.use)
+    promised = launcher.hosts()
+    if promised is not None:  # what cannot be placed is refused before anything is asked of a cluster
+        placement(config, plan, promised, kind.roles(plan), getattr(launcher, "grow", None))
     model_path = resolve_model(config.model, host)()
     if resume is not None:
         directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"], config.record)
@@ -81,7 +84,7 @@ def run(
         directory=directory,
         info=RunInfo(id=directory.id, directory=str(directory.path), config=attrs.asdict(config)),
         trackers=trackers,
-        places=places,
+        launcher=launcher,
         model_path=model_path,
         lock=lock,
         resume=resume,

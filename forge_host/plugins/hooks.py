@@ -92,6 +92,9 @@ class Hooks:
     def forge_launchers(self, host: HostInfo) -> list[ComponentSpec]:
         return self._collect("forge_launchers", host=host)
 
+    def forge_routers(self, host: HostInfo) -> list[ComponentSpec]:
+        return self._collect("forge_routers", host=host)
+
     def forge_models(self, host: HostInfo) -> list[ComponentSpec]:
         return self._collect("forge_models", host=host)
 

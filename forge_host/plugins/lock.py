@@ -80,14 +80,21 @@ class PluginLock:
     def read(cls, path: str | Path) -> PluginLock:
         """Raises `UsageError` when the file is missing or not a lock."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise UsageError(f"the lock cannot be read: {error.strerror}", where=str(path)) from error
+        return cls.loads(text, str(path))
+
+    @classmethod
+    def loads(cls, text: str, where: str) -> PluginLock:
+        """Raises `UsageError` when the text is no lock; `where` is what it was read from."""
+        try:
+            data = json.loads(text)
         except ValueError as error:
             raise UsageError(
-                f"not a plugins.lock: {error}", where=str(path), fix="write one with `forge-host plugins lock`"
+                f"not a plugins.lock: {error}", where=where, fix="write one with `forge-host plugins lock`"
             ) from error
-        return structure(cls, data, str(path))
+        return structure(cls, data, where)
 
     def differences(self, other: PluginLock) -> list[str]:
         """What `other` (what is here) has differently from this lock, one readable sentence each; empty when equal."""

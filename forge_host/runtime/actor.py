@@ -20,9 +20,11 @@ import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-from monarch.actor import Actor, current_rank, endpoint
+from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint
 
 from forge_host.config.schema import ServiceConfig
+from forge_host.runtime.hosts import identity
+from forge_host.types import Use
 
 if TYPE_CHECKING:
     from forge_host.runtime.handle import ActorHandle
@@ -46,10 +48,12 @@ class ForgeActor(Actor):
     async def setup(self) -> None:
         """Prepare this process: load a model, open a transport. Called once, before anything else."""
 
-    @endpoint
+    @concurrent_endpoint
     async def health(self) -> dict[str, Any]:
-        """This process's rank, pid and host; a replica that does not answer in time is replaced."""
-        return {"rank": int(current_rank().rank), "pid": os.getpid(), "host": socket.gethostname()}
+        """This process's rank, pid, host and machine; a replica that does not answer in time is replaced."""
+        return {
+            "rank": int(current_rank().rank), "pid": os.getpid(), "host": socket.gethostname(), "machine": identity(),
+        }  # fmt: skip
 
     @staticmethod
     def environment(config: Any, context: Any) -> dict[str, str]:
@@ -58,7 +62,9 @@ class ForgeActor(Actor):
 
     @classmethod
     def options(cls, **options: Any) -> Launch:
-        """Choose processes: procs, hosts, with_gpus, num_replicas, mesh_name, colocate_with, max_restarts, ..."""
+        """Choose processes: procs, hosts, with_gpus, num_replicas, mesh_name, colocate_with, router, ..."""
+        if isinstance(options.get("router"), str):
+            options["router"] = Use(options["router"])
         defaults = {
             name: getattr(cls, name)
             for name in ("procs", "hosts", "with_gpus", "num_replicas", "mesh_name", "colocate_with")

@@ -49,6 +49,6 @@ class RoleContext:
         Raises:
             PluginError: this host has another version or content of one of them.
         """
-        from forge_host.plugins import PluginHost
+        from forge_host.runtime.process import check_lock
 
-        return PluginHost.from_lock(self.lock)
+        return check_lock(self.lock.dumps())

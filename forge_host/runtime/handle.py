@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from monarch.actor import ActorError, ProcMesh
 
 from forge_host.errors import ForgeError, RunError
+from forge_host.runtime.hosts import identity
 from forge_host.runtime.process import last_lines, log_path
 
 if TYPE_CHECKING:
@@ -53,15 +53,19 @@ class ActorHandle:
         mesh: name of the process mesh, unique in the run ("generator-0", after a restart "generator-0-r1").
         procs: number of ranks.
         call_timeout: default deadline of one call, seconds.
+        memory: the key that limits a process's memory, and its value in MiB.
     """
 
     def __init__(
-        self, mesh: str, actor: ForgeActor, proc_mesh: ProcMesh, procs: int, call_timeout: float, log_dir: str | None
-    ):
+        self, mesh: str, actor: ForgeActor, proc_mesh: ProcMesh, procs: int, call_timeout: float, log_dir: str | None,
+        memory: tuple[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.mesh, self.procs, self.call_timeout, self.log_dir = mesh, procs, call_timeout, log_dir
+        self.memory = memory
         self.dead: str | None = None
         self.closed = False
         self.ranks: list[tuple[str, int]] = []  #: host and pid of every rank, once they are up
+        self._machines: list[str] = []  # of every rank, as `identity` tells them apart
         self._actor, self._proc_mesh = actor, proc_mesh
 
     def __getattr__(self, name: str) -> Call:
@@ -74,8 +78,33 @@ class ActorHandle:
     @property
     def pids(self) -> list[int]:
         """Processes on this host; another host's numbers mean nothing here."""
-        here = socket.gethostname()
-        return [pid for host, pid in self.ranks if host == here]
+        here = identity()
+        return [pid for machine, (_, pid) in zip(self._machines, self.ranks, strict=True) if machine == here]
+
+    async def start(self, timeout_s: float, key: str) -> None:
+        """Wait until every process is there and `setup` is done, `timeout_s` seconds in all; `key` set that number.
+
+        Raises:
+            DeadlineExceeded: it took longer; the processes are stopped.
+            ForgeError: the actor's own.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        call = "starting"
+        try:
+            found = await self.health.call(timeout_s=timeout_s)
+            self.ranks = [(process["host"], process["pid"]) for process in found]
+            self._machines = [process["machine"] for process in found]
+            call = "`setup`"
+            await self.setup.call(timeout_s=max(end - loop.time(), 0.01))
+        except DeadlineExceeded:
+            late = DeadlineExceeded(
+                f"{self.mesh} was not ready within {timeout_s:g} s (still in {call}; {self.where()})"
+                f"{self.last_lines()}",
+                fix=f"raise {key}, or see {log_path(self.log_dir or '.', self.mesh, 0)}",
+            )
+            late.mesh = self.mesh
+            raise late from None
 
     async def shutdown(self, timeout_s: float = 10.0) -> None:
         """Stop the processes; those that outlive the deadline on this host are killed, and at once if one is dead."""
@@ -153,6 +182,11 @@ class Call:
             raise self._died(_reason(str(error)), began, handle.last_lines(rank or 0), rank) from error
         except ActorError as error:
             cause = error.exception
+            if handle.memory is not None and _out_of_memory(cause):
+                # What such a process still holds cannot be relied on; its service replaces it.
+                died = self._died(f"out of memory: {' '.join(str(cause).split())[:200]}", began, "")
+                handle.kill()
+                raise died from error
             if isinstance(cause, ForgeError):
                 raise cause from error
             raise RunError(
@@ -164,10 +198,23 @@ class Call:
         handle.dead = reason
         died = ActorDied(
             f"{handle.mesh} died during `{self._name}` ({reason}) after {waited:.1f} s of waiting "
-            f"({handle.where(rank)}){lines}"
+            f"({handle.where(rank)}){lines}",
+            fix=self._limit(),
         )
         died.mesh = handle.mesh
         return died
+
+
+    def _limit(self) -> str | None:
+        """What to do when memory may be why it died."""
+        if self._handle.memory is None:
+            return None
+        key, limit = self._handle.memory
+        return f"its processes have {limit} MiB each; raise {key}, or set it to null for no limit"
+
+
+def _out_of_memory(error: Any) -> bool:
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
 
 
 async def _plain(future: Any) -> Any:

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import monarch.actor
 import structlog
-from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
-from monarch.actor import default_bootstrap_cmd
 
+from forge_host.api import Launcher, Router
 from forge_host.config.schema import MonarchConfig, ServiceConfig
-from forge_host.errors import RunError
+from forge_host.errors import RunError, UsageError
 from forge_host.runtime.actor import ForgeActor
+from forge_host.runtime.cluster import Cluster
 from forge_host.runtime.handle import ActorHandle, process_name
-from forge_host.runtime.launch import Launcher, LocalLauncher
-from forge_host.runtime.placement import Place
-from forge_host.runtime.process import bootstrap, free_port, rank_environment
+from forge_host.runtime.launch import LocalLauncher
+from forge_host.runtime.placement import Place, Spot
+from forge_host.runtime.process import bootstrap, rank_environment
 from forge_host.runtime.service import Service
 
 log = structlog.get_logger()
@@ -40,6 +39,7 @@ class Session:
         log_dir: folder of the processes' logs; None leaves their output where it goes.
         monarch: deadlines.
         files: one-file modules (`file.py:Attr` references) that every process imports first.
+        lock: text of the run's plugins.lock, which every process compares its plugins with before anything else.
     """
 
     def __init__(
@@ -49,9 +49,11 @@ class Session:
         log_dir: str | None = None,
         monarch: MonarchConfig | None = None,
         files: Sequence[str] = (),
+        lock: str = "",
     ) -> None:
         self.launcher: Launcher = launcher or LocalLauncher()
-        self.log_dir, self.files = log_dir, tuple(files)
+        self.log_dir, self.files, self.lock = log_dir, tuple(files), lock
+        self.cluster: Cluster | None = None
         self.monarch = monarch or MonarchConfig()
         self._handles: list[ActorHandle] = []
         self._counter = itertools.count()
@@ -68,11 +70,26 @@ class Session:
         _current = self._previous
         await self.close()
 
+    async def open(self) -> Cluster:
+        """Get the launcher's hosts, ask them what they have and compare their plugins; once, later calls are free.
+
+        Raises:
+            RunError: there are no hosts to be had, or one does not answer.
+            PluginError: a host has another version of one of the run's plugins; it names the host and the versions.
+        """
+        if self.cluster is None:
+            allocation = await self.launcher.open()
+            self.cluster = await Cluster.of(allocation, self.lock, self.files, self.monarch.startup_timeout)
+        return self.cluster
+
     async def close(self) -> None:
-        """Stop every process, at once and within `shutdown_timeout`."""
+        """Stop every process, at once and within `shutdown_timeout`, and give the hosts back."""
         handles, self._handles = self._handles, []
-        await asyncio.gather(*(h.shutdown(self.monarch.shutdown_timeout) for h in handles))
-        await self.launcher.close()
+        try:
+            await asyncio.gather(*(h.shutdown(self.monarch.shutdown_timeout) for h in handles))
+        finally:
+            self.cluster = None
+            await self.launcher.close()
 
     @property
     def handles(self) -> list[ActorHandle]:
@@ -103,40 +120,51 @@ class Session:
             ForgeError: the actor's own, from its constructor or `setup`.
             RunError: a process died or was not ready within `monarch.startup_timeout`.
         """
+        cluster = await self.open()
         role = role or config.mesh_name or cls.__name__.lower()
         mesh = f"{config.mesh_name or role}-{replica}" + (f"-r{restart}" if restart else "")
         if role != (config.mesh_name or role) or mesh in (h.mesh for h in self._handles):
             mesh = f"{mesh}-{next(self._counter)}"
+        spot = place.spots[replica] if place is not None else _spot(role, config, len(cluster.hosts))
         procs = 1 if getattr(cls, "single_process", False) else config.procs
-        gpus = place.gpus[replica] if place is not None else ()
-        port = free_port()
+        if procs < len(spot.hosts):
+            raise UsageError(
+                f"a replica of {role} is one process and cannot span {len(spot.hosts)} hosts",
+                fix=f"set services.{role}.hosts: 1 and procs to at most the GPUs of a host",
+            )
+        per_host = procs // len(spot.hosts)
+        master = await cluster.rendezvous(spot.hosts)
 
-        def command(point: Any) -> BootstrapCommand:
-            base = default_bootstrap_cmd()
-            visible = gpus if procs == 1 else gpus[point.rank : point.rank + 1]
-            env = rank_environment(int(point.rank), procs, port, dict(environment or {}))
+        def variables(rank: int) -> dict[str, str]:
+            env = rank_environment(rank, procs, per_host, master, dict(environment or {}))
             if place is not None:
-                env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
-                env["LOCAL_RANK"] = "0"
-            return BootstrapCommand(base.program, base.arg0, list(base.args), {**base.env, **env})
+                gpus = cluster.gpu_names(spot, rank // per_host)
+                visible = gpus if procs == 1 else gpus[rank % per_host :][:1]
+                env |= {"CUDA_VISIBLE_DEVICES": ",".join(visible), "LOCAL_RANK": "0"}
+            if spot.cores:
+                threads = int(env.get("OMP_NUM_THREADS") or len(spot.cores))
+                env["OMP_NUM_THREADS"] = str(min(threads, max(1, len(spot.cores) // per_host)))
+            return env
 
-        proc_mesh = self.launcher.hosts(role).spawn_procs(
-            per_host={"procs": procs},
-            name=process_name(mesh),
-            bootstrap=bootstrap(self.log_dir, mesh, self.files, role),
-            bootstrap_command=command,
+        proc_mesh = cluster.spawn(
+            process_name(mesh),
+            spot,
+            per_host,
+            bootstrap(self.log_dir, mesh, self.files, role, self.lock, config.actor_memory_mb),
+            variables,
         )
         actor = proc_mesh.spawn(process_name(mesh), cls, *args, **kwargs)
-        handle = ActorHandle(mesh, actor, proc_mesh, procs, self.monarch.call_timeout, self.log_dir)
+        handle = ActorHandle(
+            mesh, actor, proc_mesh, procs, self.monarch.call_timeout, self.log_dir,
+            memory=(f"services.{role}.actor_memory_mb", config.actor_memory_mb) if config.actor_memory_mb else None,
+        )  # fmt: skip
         self._handles = [h for h in self._handles if not h.closed] + [handle]
         try:
-            found = await handle.health.call(timeout_s=self.monarch.startup_timeout)
-            handle.ranks = [(process["host"], process["pid"]) for process in found]
-            log.info("processes started", mesh=mesh, for_role=role, ranks=handle.ranks)
-            await handle.setup.call(timeout_s=self.monarch.startup_timeout)
+            await handle.start(*_deadline(role, config, self.monarch))
         except RunError:
             await handle.shutdown(timeout_s=2.0)
             raise
+        log.info("processes started", mesh=mesh, for_role=role, ranks=handle.ranks)
         return handle
 
     async def start_service(
@@ -149,8 +177,9 @@ class Session:
         role: str | None = None,
         place: Place | None = None,
         environment: Mapping[str, str] | None = None,
+        router: Router | None = None,
     ) -> Service:
-        """Start `config.num_replicas` replicas behind one service."""
+        """Start `config.num_replicas` replicas behind one service; without `router`, `config.router` is a built-in."""
 
         async def start(replica: int, restart: int) -> ActorHandle:
             return await self.start_actor(
@@ -179,14 +208,26 @@ def current_session() -> Session:
     return _current
 
 
-def num_gpus() -> int:
-    """CUDA devices that this process may use, without initialising CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"])
-    import torch
+def _spot(role: str, config: ServiceConfig, hosts: int) -> Spot:
+    """Where an actor goes that nobody placed: the first hosts.
 
-    return torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
+    Raises:
+        UsageError: there are not so many, or its processes cannot be divided over them.
+    """
+    wanted = config.hosts or 1
+    if wanted > hosts or config.procs % wanted:
+        raise UsageError(
+            f"{role}: {config.procs} processes cannot be divided over {wanted} of {hosts} hosts",
+            fix="lower `hosts`, or set `procs` to a multiple of it",
+        )
+    return Spot(tuple(range(wanted)))
+
+
+def _deadline(role: str, config: ServiceConfig, monarch: MonarchConfig) -> tuple[float, str]:
+    """When a replica must be ready, seconds, and the key that says so."""
+    if config.startup_timeout is not None:
+        return config.startup_timeout, f"services.{role}.startup_timeout"
+    return monarch.startup_timeout, "monarch.startup_timeout"
 
 
 def _patch_fault_hook() -> None:
@@ -196,4 +237,4 @@ def _patch_fault_hook() -> None:
     monarch.actor.unhandled_fault_hook = note
 
 
-__all__ = ["Session", "current_session", "num_gpus"]
+__all__ = ["Session", "current_session"]

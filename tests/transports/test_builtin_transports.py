@@ -18,9 +18,8 @@ from forge_host.builtin.transports import memory
 from forge_host.builtin.transports.auto import choose_transport
 from forge_host.builtin.transports.file import OWNER, Files
 from forge_host.builtin.transports.shm import SharedMemory
-from forge_host.config.schema import ServiceConfig
 from forge_host.errors import RunError, UsageError
-from forge_host.runtime.placement import Place
+from forge_host.runtime.placement import Place, Spot
 from forge_host.testing import TransportContract
 from forge_host.testing.transport import copied, is_version, weights
 from forge_host.types import Use
@@ -141,19 +140,25 @@ def test_file_tells_damage(tmp_path: Path) -> None:
 # --- auto -------------------------------------------------------------------------------------------------------------
 
 
-def plan(use: str, **services: ServiceConfig) -> Any:
-    config = SimpleNamespace(services=services, run_dir="runs")
-    return SimpleNamespace(transport=SimpleNamespace(use=Use(use)), config=config)
+def plan(use: str) -> Any:
+    return SimpleNamespace(transport=SimpleNamespace(use=Use(use)), config=SimpleNamespace(run_dir="runs"))
+
+
+def on(**hosts: tuple[int, ...]) -> dict[str, Place]:
+    return {role: Place(role, "cpu", tuple(Spot((host,)) for host in ids)) for role, ids in hosts.items()}
 
 
 def test_auto_takes_shared_memory_on_one_host() -> None:
-    use, reason = choose_transport(plan("auto", trainer=ServiceConfig(), generator=ServiceConfig(hosts=1)), {})
+    use, reason = choose_transport(plan("auto"), on(trainer=(0,), generator=(0,), reward=(1,)))
     assert use == Use("builtin/shm") and "memory" in reason
 
 
 def gpus(trainer: Any, generator: Any) -> dict[str, Place]:
     given = {"trainer": trainer, "generator": generator}
-    return {role: Place(role, "cuda" if ids else "cpu", ids or ((),)) for role, ids in given.items()}
+    return {
+        role: Place(role, "cuda" if ids else "cpu", tuple(Spot((0,), (replica,)) for replica in ids) or (Spot((0,)),))
+        for role, ids in given.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -181,15 +186,16 @@ def test_auto_goes_by_the_gpus(places: Any, best: str | None, word: str) -> None
 
 
 def test_auto_takes_files_between_hosts() -> None:
-    use, reason = choose_transport(plan("auto", generator=ServiceConfig(hosts=2)), {})
+    use, reason = choose_transport(plan("auto"), on(trainer=(0,), generator=(0, 1)))
     assert use == Use("builtin/file", {"directory": str(Path("runs/sync").absolute())})
-    assert "services.generator.hosts: 2" in reason
+    assert "trainer is on host 0 and generator is on host 0, 1" in reason
+    assert choose_transport(plan("auto"), on(trainer=(0,), generator=(1,)))[0].ref == "builtin/file"
 
 
 def test_what_is_configured_stays() -> None:
-    assert choose_transport(plan("my/own", generator=ServiceConfig(hosts=2)), {})[0] == Use("my/own")
+    assert choose_transport(plan("my/own"), on(trainer=(0,), generator=(1,)))[0] == Use("my/own")
 
 
 def test_shm_between_hosts_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"shm stays within one host, but the run has services\.generator\.hosts: 2"):
-        choose_transport(plan("shm", generator=ServiceConfig(hosts=2)), {})
+    with pytest.raises(UsageError, match="shm stays within one host, but trainer is on host 0 and gen"):
+        choose_transport(plan("shm"), on(trainer=(0,), generator=(1,)))

@@ -35,22 +35,22 @@ def choose_transport(plan: Any, places: Mapping[str, Any], installed: Collection
         UsageError: the configured transport cannot reach every generator.
     """
     use = plan.transport.use
-    several = _several_hosts(plan.config.services)
+    apart = _apart(places)
     here = _gpus(places)
     if use.ref != "auto":
         name = use.ref.rpartition("/")[2] if use.ref.partition("/")[0] in (*ON_GPU, "builtin") else use.ref
-        if name in ("shm", "cuda-ipc") and several:
+        if name in ("shm", "cuda-ipc") and apart:
             raise UsageError(
-                f"transport {name} stays within one host, but the run has services.{several}",
+                f"transport {name} stays within one host, but {apart}",
                 fix="set transport: file with a shared transport.directory, or transport: auto",
             )
         if name in ON_GPU and here != name:
             fix = f"set transport: auto{FIX[name]}"
             raise UsageError(f"transport {name} {WANTS[name]}, but {WHERE[here]}", fix=fix)
         return use, "configured"
-    if several:
+    if apart:
         directory = Path(plan.config.run_dir).absolute() / "sync"
-        return Use("builtin/file", {"directory": str(directory)}), f"services.{several} spans hosts; files cross them"
+        return Use("builtin/file", {"directory": str(directory)}), f"{apart}; files cross hosts"
     if here in installed:
         return Use(f"{here}/{here}"), WHERE[here]
     missing = f"; forge-plugin-{here} would save the way through the host" if here in ON_GPU else ""
@@ -72,13 +72,17 @@ def _gpus(places: Mapping[str, Any]) -> str:
     trainer, generator = places.get("trainer"), places.get("generator")
     if trainer is None or generator is None or "cpu" in (trainer.device, generator.device):
         return "cpu"
-    publisher = trainer.gpus[0][0]
-    readers = {gpu for replica in generator.gpus for gpu in replica}
+    first = trainer.spots[0]
+    publisher = (first.hosts[0], first.gpus[0][0])
+    readers = generator.devices
     if readers == {publisher}:
         return "cuda-ipc"
     return "some" if publisher in readers else "nccl"
 
 
-def _several_hosts(services: Mapping[str, Any]) -> str:
-    """The first role that is not on this host alone, as "role.hosts: n"; empty when all are here."""
-    return next((f"{role}.hosts: {s.hosts}" for role, s in sorted(services.items()) if (s.hosts or 1) > 1), "")
+def _apart(places: Mapping[str, Any]) -> str:
+    """That trainer and generators are not all on one host, in words; empty when they are."""
+    hosts = {role: sorted(places[role].hosts) for role in ("trainer", "generator") if role in places}
+    if len({host for ids in hosts.values() for host in ids}) < 2:
+        return ""
+    return " and ".join(f"{role} is on host {', '.join(map(str, ids))}" for role, ids in hosts.items())
