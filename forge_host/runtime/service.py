@@ -1,11 +1,13 @@
 """A service: replicas of one actor that share its requests and survive each other's death.
 
     generator = await Generator.options(num_replicas=2).as_service(config, context)
-    completions = await generator.generate.route(prompt_ids, params)    # the least loaded replica
+    completions = await generator.generate.route(prompt_ids, params)    # one replica
     await generator.update_weights.fanout(receipt)                      # every replica
     async with generator.session() as replica:                          # one replica for a conversation
         await replica.generate.route(prompt_ids, params)
+    await generator.generate.route(prompt_ids, params, session="x")     # for routers that keep a session together
 
+Which replica takes a request is its router's choice (`forge_host.runtime.routers`) among those with a free place.
 A request whose replica dies goes to another one; the dead one is started again under a fresh name, at most
 `max_restarts` times, with a growing pause.
 """
@@ -22,12 +24,16 @@ from typing import Any
 import attrs
 import structlog
 
+from forge_host.api import Request, Router
 from forge_host.config.schema import ServiceConfig
 from forge_host.errors import RunError
 from forge_host.runtime.handle import ActorDied, ActorHandle, DeadlineExceeded, Unanswered
 from forge_host.runtime.loads import Loads
+from forge_host.runtime.routers import LeastLoaded
 
 log = structlog.get_logger()
+#: A request of which a router knows nothing.
+ANY = Request("")
 
 
 @attrs.define(eq=False)
@@ -42,10 +48,18 @@ class Replica:
 
 
 class Service:
-    """See the module. `start` makes replica `index` for the n-th time and sets it up."""
+    """See the module. `start` makes replica `index` for the n-th time and sets it up; without `router` the least loaded
+    replica takes a request."""
 
-    def __init__(self, name: str, config: ServiceConfig, start: Callable[[int, int], Awaitable[ActorHandle]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: ServiceConfig,
+        start: Callable[[int, int], Awaitable[ActorHandle]],
+        router: Router | None = None,
+    ) -> None:
         self.name, self.config, self._start = name, config, start
+        self._router = None if isinstance(router, LeastLoaded) else router  # which `_loads` knows without looking
         self.replicas: list[Replica] = []
         self.restarts = 0
         self.on_restart: Callable[[ActorHandle], Awaitable[None]] | None = None
@@ -78,21 +92,21 @@ class Service:
         self.__dict__[name] = call
         return call
 
-    async def acquire(self, pinned: Replica | None = None) -> Replica:
-        """The least loaded healthy replica with a free place (or `pinned`), counted as loaded; waits for one.
+    async def acquire(self, pinned: Replica | None = None, request: Request = ANY) -> Replica:
+        """The router's choice of healthy replicas with a free place (or `pinned`), counted as loaded; waits for one.
 
         Raises:
             RunError: the service failed for good.
         """
         if self._failed:
             raise self._failed
-        replica = None if self._queue and pinned is None else self._free(pinned)
+        replica = None if self._queue and pinned is None else self._free(pinned, request)
         if replica is None:
-            replica = await self._wait_for_place(pinned)
+            replica = await self._wait_for_place(pinned, request)
         self._loads.move(replica, 1)
         return replica
 
-    async def _wait_for_place(self, pinned: Replica | None) -> Replica:
+    async def _wait_for_place(self, pinned: Replica | None, request: Request) -> Replica:
         """First come, first served: `release` wakes the request that has waited longest."""
         self._waiting += 1
         first = True
@@ -110,15 +124,25 @@ class Service:
                     raise
                 if self._failed:
                     raise self._failed
-                if (replica := self._free(pinned)) is not None:
+                if (replica := self._free(pinned, request)) is not None:
                     return replica
         finally:
             self._waiting -= 1
 
-    def _free(self, pinned: Replica | None) -> Replica | None:
+    def _free(self, pinned: Replica | None, request: Request) -> Replica | None:
+        limit = self.config.max_concurrent_requests
         if pinned is not None and pinned.healthy:
-            return pinned if pinned.in_flight < self.config.max_concurrent_requests else None
-        return self._loads.least()
+            return pinned if pinned.in_flight < limit else None
+        if self._router is None:
+            return self._loads.least()
+        free = [replica for replica in self.replicas if replica.healthy and replica.in_flight < limit]
+        chosen = self._router.choose(free, request) if free else None
+        if chosen is not None and not any(chosen is replica for replica in free):
+            raise RunError(
+                f"the router of service {self.name} chose {chosen!r}, which it was not offered",
+                fix="return one of `free`",
+            )
+        return chosen  # type: ignore[return-value]
 
     def release(self, replica: Replica) -> None:
         """A request of `replica` is over: the next one that waits gets its place."""
@@ -247,15 +271,16 @@ class ServiceCall:
     name: str
     pinned: Replica | None = None
 
-    async def route(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+    async def route(self, *args: Any, timeout_s: float | None = None, session: str = "", **kwargs: Any) -> Any:
         """Call one replica; if it dies, another. Remote errors other than death are raised as they are.
 
+        `session` names the conversation for the service's router; it is not passed on.
         A replica that is silent for the whole `monarch.call_timeout` counts as dead, once per request: a second one
         would mean that the request is what hangs. With a `timeout_s` of the caller's it is the caller's business.
         """
-        service, hung = self.service, False
+        service, hung, request = self.service, False, Request(self.name, args, session)
         while True:
-            replica = await service.acquire(self.pinned)
+            replica = await service.acquire(self.pinned, request)
             handle, began = replica.handle, time.monotonic()
             try:
                 return await getattr(handle, self.name).call_one(*args, timeout_s=timeout_s, **kwargs)

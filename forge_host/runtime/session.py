@@ -25,6 +25,7 @@ from forge_host.runtime.handle import ActorHandle, process_name
 from forge_host.runtime.launch import LocalLauncher
 from forge_host.runtime.placement import Place, Spot
 from forge_host.runtime.process import bootstrap, rank_environment
+from forge_host.runtime.routers import builtin_router
 from forge_host.runtime.service import Service
 
 log = structlog.get_logger()
@@ -194,7 +195,8 @@ class Session:
                 environment=environment,
             )
 
-        service = Service(role or config.mesh_name or cls.__name__.lower(), config, start)
+        router = router or builtin_router(config.router)
+        service = Service(role or config.mesh_name or cls.__name__.lower(), config, start, router)
         await service.start()
         return service
 
