@@ -167,8 +167,8 @@ def _reserve(hungry: Mapping[str, ServiceConfig], free: Free, hosts: Sequence[Ho
                     fix=f"set services.{role}.colocate_with: {owner[gpu]} in place of its gpus, or name another GPU",
                 )
             owner[gpu] = role
-    for ids in free:
-        ids[:] = [gpu for gpu in ids if gpu not in owner]
+    for left in free:
+        left[:] = [gpu for gpu in left if gpu not in owner]
 
 
 def _only(gpus: Iterable[int], hosts: Sequence[Host]) -> Free:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import attrs
 
@@ -25,7 +26,7 @@ class _Change:
     cost: int
     text: str
     role: str
-    values: Mapping[str, object]
+    values: Mapping[str, Any]
     more_hosts: int = 0
 
 
