@@ -16,6 +16,7 @@ import click
 BENCHES: dict[str, tuple[str, str]] = {
     "generate": ("forge_host.cli.bench_generate:generate", "generation in the host against the engine alone"),
     "sync": ("forge_host.cli.bench_sync:sync", "weight-sync transports against plain copies of the same bytes"),
+    "loop": ("forge_host.cli.bench_loop:loop", "a step taken apart: generation, training, their sum, whole steps"),
 }
 
 

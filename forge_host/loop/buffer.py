@@ -29,14 +29,20 @@ class Ticket:
 
 
 class Buffer:
-    """See the module. `groups_per_version` is batch_size x sync_interval; all waits end when `fail` is called."""
+    """See the module. `groups_per_version` is batch_size x sync_interval; all waits end when `fail` is called.
 
-    def __init__(self, *, groups_per_version: int, max_policy_age: int, starve_after: int) -> None:
+    `total`, when given, is what the run trains on altogether, so that its end starts no rollouts for nothing.
+    """
+
+    def __init__(
+        self, *, groups_per_version: int, max_policy_age: int, starve_after: int, total: int | None = None
+    ) -> None:
         self.groups_per_version, self.max_policy_age, self.starve_after = (
             groups_per_version,
             max_policy_age,
             starve_after,
         )
+        self.total = total  # groups that the run needs; no more are admitted
         self.version = 0
         self.admitted = 0
         self.consumed = 0
@@ -66,7 +72,8 @@ class Buffer:
         return ticket
 
     def _limit(self) -> int:
-        return (self.version + 1 + self.max_policy_age) * self.groups_per_version
+        limit = (self.version + 1 + self.max_policy_age) * self.groups_per_version
+        return limit if self.total is None else min(limit, self.total)
 
     async def finish(self, ticket: Ticket, group: Group | None, reason: str = "") -> None:
         """A rollout is over: with a group to train on, or rejected for a reason, which gives its slot back."""

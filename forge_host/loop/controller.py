@@ -72,6 +72,7 @@ class Controller:
             groups_per_version=training.batch_size * training.sync_interval,
             max_policy_age=training.max_policy_age,
             starve_after=max(50 * training.batch_size, 200),
+            total=training.max_steps * training.batch_size,
         )
         self.step = 0
         self.version = 0

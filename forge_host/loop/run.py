@@ -6,7 +6,7 @@ summary = run(resolve("quickstart", host=host), host)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -33,6 +33,8 @@ def run(
     run_dir: str | None = None,
     resume: Checkpoint | None = None,
     evaluate: bool = False,
+    runner: type[Lifecycle] | None = None,
+    runner_args: Mapping[str, Any] | None = None,
     quiet: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def run(
         run_dir: make exactly this run directory instead of a fresh one under `config.run_dir`.
         resume: go on from this checkpoint, in its run's directory.
         evaluate: generate and grade only, nothing is trained.
+        runner: what runs instead of the usual one (a benchmark), with `runner_args` as well.
         quiet: no progress on the terminal.
         say: where sentences for the user go.
 
@@ -53,7 +56,7 @@ def run(
         ForgeError: what ended the run, after its record and (if the trainer lived) its weights were saved.
     """
     config, plan = resolved.config, resolved.plan
-    kind: type[Lifecycle] = EvalRunner if evaluate else SftRunner if plan.offline else Runner
+    kind = runner or (EvalRunner if evaluate else SftRunner if plan.offline else Runner)
     check_signatures(plan, host, rewards="reward" in kind.roles(plan))
     launcher = host.build("launcher", plan.launcher.use)
     promised = launcher.hosts()
@@ -77,7 +80,7 @@ def run(
     )
     lock = host.lock()
     lock.write(directory.path / "plugins.lock")
-    runner = kind(
+    lifecycle = kind(
         config=config,
         plan=plan,
         host=host,
@@ -88,10 +91,11 @@ def run(
         model_path=model_path,
         lock=lock,
         resume=resume,
+        **(runner_args or {}),
     )
     say(f"run directory: {directory.path}" + (f", resumed at step {resume.state['step']}" if resume else ""))
     try:
-        return asyncio.run(runner.main())
+        return asyncio.run(lifecycle.main())
     finally:
         report = write_final_report(directory.path)
         if report is not None:

@@ -34,6 +34,7 @@ class Runner(Lifecycle):
     probes: list[Any] = attrs.Factory(list)
     held_out: list[Any] = attrs.Factory(list)
     samples: dict[str, list[Group]] = attrs.Factory(dict)
+    parts: dict[str, Any] = attrs.Factory(dict)  # what the controller is made of
 
     async def _start(self, session: Session) -> None:
         """Everything slow at once: roles load their models while the tokenizer and the data are read here."""
@@ -82,21 +83,12 @@ class Runner(Lifecycle):
             data_parallel=data_parallel_degree(config),
             max_policy_age=training.max_policy_age,
         )
-        self.controller = Controller(
-            config=config,
-            plan=plan,
-            host=self.host,
-            roles=roles,
-            roller=roller,
-            stepper=stepper,
-            stream=stream,
-            directory=self.directory,
-            trackers=self.trackers,
-            info=self.info,
-            stop=self.stop,
-            lock_text=self.lock.dumps(),
-            held_out=self.held_out,
-        )
+        self.parts = {
+            "config": config, "plan": plan, "host": self.host, "roles": roles, "roller": roller, "stepper": stepper,
+            "stream": stream, "directory": self.directory, "trackers": self.trackers, "info": self.info,
+            "stop": self.stop, "lock_text": self.lock.dumps(), "held_out": self.held_out,
+        }  # fmt: skip
+        self.controller = Controller(**self.parts)
 
     async def _train(self) -> None:
         controller = self.controller

@@ -124,3 +124,13 @@ async def test_starvation_is_an_error_with_the_reason() -> None:
         await buffer.finish(await buffer.admit(), None, "all rewards equal")
     with pytest.raises(RunError, match=r"starved: the last 5 groups were all rejected \(all rewards equal: 5\)"):
         await buffer.take(2)
+
+
+async def test_no_more_groups_are_admitted_than_the_run_needs() -> None:
+    buffer = Buffer(groups_per_version=2, max_policy_age=3, starve_after=100, total=3)
+    tickets = [await buffer.admit() for _ in range(3)]
+    waiting = asyncio.create_task(buffer.admit())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await buffer.finish(tickets[0], None, "rejected")
+    assert (await asyncio.wait_for(waiting, 1)).number == 3, "a rejected group is replaced"
