@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -24,29 +24,20 @@ import torch
 
 from forge_host.api import Receipt, RunError, Transport
 from forge_host.loop.checksum import tensor_digest
+from forge_host.loop.pieces import fetch_tensors, merge_receipts, publish_pieces
 from forge_host.testing.component import load_component
 from forge_host.testing.leftovers import Opened, resident_bytes
-
-Weights = Mapping[str, torch.Tensor]
-DEADLINE_S = 60.0
-
-#: Everything a state dict may hold.
-ODD: Weights = {
-    "bfloat16": torch.arange(-8, 8).to(torch.bfloat16).reshape(4, 4),
-    "float16": torch.linspace(-1, 1, 7).to(torch.float16),
-    "float32": torch.tensor([0.0, -0.0, float("nan"), float("inf"), -1e-45]),
-    "float64": torch.tensor([[1e300]], dtype=torch.float64),
-    "float8_e4m3fn": torch.arange(16, dtype=torch.float32).to(torch.float8_e4m3fn),
-    "float8_e5m2": torch.arange(16, dtype=torch.float32).to(torch.float8_e5m2),
-    "int64": torch.tensor([2**62, -1]),
-    "bool": torch.tensor([True, False, True]),
-    "scalar": torch.tensor(3.5),
-    "empty": torch.empty(0, 3, dtype=torch.bfloat16),
-    "transposed": torch.arange(12.0).reshape(3, 4).t(),
-    "every-second": torch.arange(20.0)[::2],
-    "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 5),
-    "needs-grad": torch.ones(3, requires_grad=True),
-}
+from forge_host.testing.transport_ends import (
+    DEADLINE_S,
+    ODD,
+    answer,
+    copied,
+    is_version,
+    publish_one_and_a_half,
+    read_all,
+    read_one_and_wait,
+    weights,
+)
 
 
 class TransportContract:
@@ -232,20 +223,63 @@ class TransportContract:
         assert not torn, f"torn versions: {torn}"
         assert min(whole) > 0
 
+    # --- pieces -----------------------------------------------------------------------------------------------------
+
+    def test_two_ranks_publish_for_one_reader(
+        self, publisher: Transport, reader: Transport, settings: Any, namespace: str
+    ) -> None:
+        """Resharding 2 -> 1: what each rank holds, by rows or by columns, comes whole."""
+        self.needs_resharding(publisher)
+        whole = {"rows": torch.arange(30.0).reshape(5, 6), "columns": torch.arange(24).reshape(4, 6).to(torch.bfloat16)}
+        halves = [
+            [("rows", whole["rows"][:3], (0, 0), (5, 6)), ("columns", whole["columns"][:, :2], (0, 0), (4, 6))],
+            [("rows", whole["rows"][3:], (3, 0), (5, 6)), ("columns", whole["columns"][:, 2:], (0, 2), (4, 6))],
+        ]
+        with closing(self.connect(settings, f"{namespace}-rank1")) as other:
+            receipts = [publish_pieces(rank, 1, half) for rank, half in zip((publisher, other), halves, strict=True)]
+            received = {n: t.clone() for n, t in fetch_tensors(reader, merge_receipts(receipts))}
+        assert {n: tensor_digest(t) for n, t in received.items()} == {n: tensor_digest(t) for n, t in whole.items()}
+
+    def test_two_readers_take_halves(
+        self, publisher: Transport, reader: Transport, settings: Any, namespace: str
+    ) -> None:
+        """Resharding 1 -> 2: each reader gets the slice it wants, and the slices make the whole."""
+        self.needs_resharding(publisher)
+        whole = torch.arange(30.0).reshape(5, 6)
+        receipt = publisher.publish(1, [("w", whole), ("norm", torch.ones(6))])
+        with closing(self.connect(settings, namespace)) as other:
+            for axis, cut in ((0, 2), (1, 3)):
+                halves = []
+                for mine, (start, stop) in ((reader, (0, cut)), (other, (cut, whole.shape[axis]))):
+                    slices = [slice(0, n) for n in whole.shape]
+                    slices[axis] = slice(start, stop)
+                    received = {n: t.clone() for n, t in fetch_tensors(mine, receipt, {"w": tuple(slices)})}
+                    assert received["norm"].shape == (6,)
+                    halves.append(received["w"])
+                assert torch.equal(torch.cat(halves, axis), whole)
+
+    def needs_resharding(self, transport: Transport) -> None:
+        if not transport.capabilities.resharding:
+            pytest.skip(f"transport {self.transport} moves whole tensors only (capabilities.resharding is off)")
+
     # --- other processes --------------------------------------------------------------------------------------------
 
     def test_two_readers_in_other_processes(self, publisher: Transport, settings: Any, namespace: str) -> None:
+        """At once, where the transport has several readers."""
         receipt = publisher.publish(1, weights(1, 1000).items(), checksums=True)
-        for _ in range(2):
-            with self.child(_read_all, settings, namespace, receipt) as pipe:
-                assert answer(pipe) == receipt.checksums
+        with ExitStack() as stack:
+            pipes = [
+                stack.enter_context(self.child(read_all, settings, namespace, receipt))
+                for _ in range(2 if publisher.capabilities.several_readers else 1)
+            ]
+            assert [answer(pipe) for pipe in pipes] == [receipt.checksums] * len(pipes)
 
     def test_reader_killed_while_reading(
         self, publisher: Transport, reader: Transport, settings: Any, namespace: str
     ) -> None:
         """A reader that dies by SIGKILL holds nothing back and breaks nothing."""
         receipt = publisher.publish(1, weights(1, 50_000).items())
-        with self.child(_read_one_and_wait, settings, namespace, receipt) as pipe:
+        with self.child(read_one_and_wait, settings, namespace, receipt) as pipe:
             assert answer(pipe) == "reading"
         for version in range(2, 6):
             receipt = publisher.publish(version, weights(version, 50_000).items())
@@ -253,7 +287,7 @@ class TransportContract:
 
     def test_publisher_killed(self, reader: Transport, settings: Any, namespace: str) -> None:
         """A publisher killed between two tensors has published nothing new; what it published is whole or gone."""
-        with self.child(_publish_one_and_a_half, settings, namespace, None) as pipe:
+        with self.child(publish_one_and_a_half, settings, namespace, None) as pipe:
             receipt = answer(pipe)
             assert answer(pipe) == "half"
             assert is_version(copied(reader, receipt), 1)
@@ -265,7 +299,7 @@ class TransportContract:
 
     def test_another_run_after_a_crash(self, settings: Any, namespace: str) -> None:
         """What a killed publisher left does not disturb the next one of the same name."""
-        with self.child(_publish_one_and_a_half, settings, namespace, None) as pipe:
+        with self.child(publish_one_and_a_half, settings, namespace, None) as pipe:
             answer(pipe)
             answer(pipe)
         with closing(self.connect(settings, namespace)) as again:
@@ -307,59 +341,3 @@ class TransportContract:
                 os.kill(process.pid, signal.SIGKILL)
             process.join(DEADLINE_S)
             here.close()
-
-
-def weights(version: int, size: int = 1000) -> dict[str, torch.Tensor]:
-    """Tensors that say which version they are of, so that a mixture shows."""
-    return {name: torch.full((size,), float(version), dtype=torch.float32) for name in "abcd"}
-
-
-def is_version(received: Weights, version: int) -> bool:
-    return list(received) == list("abcd") and all(bool((t == version).all()) for t in received.values())
-
-
-def copied(reader: Transport, receipt: Receipt) -> dict[str, torch.Tensor]:
-    """What `fetch` yields, copied while it is valid, in the order of the names."""
-    received = {name: tensor.clone() for name, tensor in reader.fetch(receipt)}
-    return {name: received[name] for name in (sorted(received) if set(received) == set("abcd") else received)}
-
-
-def answer(pipe: Any) -> Any:
-    """The next message of a child process.
-
-    Raises:
-        TimeoutError: it says nothing for a minute.
-    """
-    if not pipe.poll(DEADLINE_S):
-        raise TimeoutError("the child process did not answer")
-    return pipe.recv()
-
-
-def _connect(reference: str, settings: Mapping[str, Any], namespace: str) -> Transport:
-    transport: Transport = load_component("transport", reference, settings)
-    transport.open(namespace)
-    return transport
-
-
-def _read_all(pipe: Any, reference: str, settings: Any, namespace: str, receipt: Receipt) -> None:
-    with closing(_connect(reference, settings, namespace)) as transport:
-        pipe.send({name: tensor_digest(tensor) for name, tensor in transport.fetch(receipt)})
-
-
-def _read_one_and_wait(pipe: Any, reference: str, settings: Any, namespace: str, receipt: Receipt) -> None:
-    tensors = _connect(reference, settings, namespace).fetch(receipt)
-    next(tensors)
-    pipe.send("reading")
-    signal.pause()
-
-
-def _publish_one_and_a_half(pipe: Any, reference: str, settings: Any, namespace: str, _: None) -> None:
-    transport = _connect(reference, settings, namespace)
-    pipe.send(transport.publish(1, weights(1).items()))
-
-    def half() -> Iterator[tuple[str, torch.Tensor]]:
-        yield "a", torch.full((1000,), 2.0)
-        pipe.send("half")
-        signal.pause()
-
-    transport.publish(2, half())
