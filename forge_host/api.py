@@ -209,7 +209,8 @@ class Generator(Protocol):
     receipt's version through the transport and loads it in place, in-flight requests going on; it returns the
     checksum of the loaded tensors when `checksum` is set, else "". It may also have an endpoint `metrics` without
     arguments that returns totals by name; of those the loop reads `sync/pause_s`, the seconds in which updates kept it
-    from making tokens.
+    from making tokens. A generator whose configuration has a true `sleep_between_steps` has the endpoints `sleep` and
+    `wake`, called before a synchronous step trains and before its weights are loaded.
     """
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[Completion]: ...

@@ -74,6 +74,8 @@ class Controller:
             starve_after=max(50 * training.batch_size, 200),
             total=training.max_steps * training.batch_size,
         )
+        #: The generator gives its memory to the trainer while that trains (synchronous runs only).
+        self.sleeps = bool(plan.generator.use.config.get("sleep_between_steps"))
         self.step = 0
         self.version = 0
         self.ledger: Ledger | None = None
@@ -124,6 +126,8 @@ class Controller:
         if groups is None:
             return
         waited = time.perf_counter() - began
+        if self.sleeps:
+            await self.roles.generator.sleep.fanout()
         metrics = await self.stepper(groups, self.version)
         self.step += 1
         for group in groups:
@@ -255,6 +259,8 @@ class Controller:
     async def _spread(self, version: int) -> float:
         """Load the published weights into the generators, then let rollouts of this version start."""
         try:
+            if self.sleeps:
+                await self.roles.generator.wake.fanout()
             seconds = await self.sync.update()
         except ForgeError as error:
             await self.buffer.fail(error)

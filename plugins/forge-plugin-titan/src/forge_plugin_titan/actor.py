@@ -90,6 +90,8 @@ class TitanTrainer(ForgeActor):
         receipt: Receipt = self.transport.publish(
             version, tensors, checksums=self.context.config.training.verify_weight_sync
         )
+        if self.context.config.generator.extra.get("sleep_between_steps"):
+            self.engine.free_cached_memory()  # the generator wakes up into this memory
         return receipt
 
     @endpoint

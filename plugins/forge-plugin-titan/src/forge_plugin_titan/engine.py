@@ -231,6 +231,11 @@ class TitanEngine:
         """
         return hf_tensors(self.model, self.spec, self.publish_dtype)
 
+    def free_cached_memory(self) -> None:
+        """Give the GPU memory that PyTorch keeps for later back to the device; nothing on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def save_hf(self, path: str) -> None:
         """Write a folder that transformers and vLLM load."""
         save_folder(path, self.model, self.spec, self.publish_dtype)

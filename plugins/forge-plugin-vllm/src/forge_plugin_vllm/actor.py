@@ -80,6 +80,16 @@ class VLLMGenerator(ForgeActor):
         """Load a newer version in place, requests going on; see `VLLMEngine.update_weights`."""
         return str(await self.engine.update_weights(receipt, checksum))
 
+    @endpoint
+    async def sleep(self) -> None:
+        """See `VLLMEngine.sleep`."""
+        await self.engine.sleep()
+
+    @endpoint
+    async def wake(self) -> None:
+        """See `VLLMEngine.wake`."""
+        await self.engine.wake()
+
     @concurrent_endpoint
     async def metrics(self) -> dict[str, float]:
         """See `VLLMEngine.metrics`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from forge_host.builtin.transports.memory import available_bytes
+from forge_host.errors import UsageError
 from forge_plugin_vllm.checkpoint import kv_bytes_per_token
 from forge_plugin_vllm.config import VLLMConfig
 from forge_plugin_vllm.startup import kv_cache_bytes
@@ -35,9 +36,14 @@ def engine_arguments(
         sequences: most responses in flight; bounds the KV cache on a CPU. None if not known.
 
     Raises:
-        UsageError: the KV cache does not fit into memory.
+        UsageError: the KV cache does not fit into memory, or it is asked to sleep on a CPU.
     """
     on_cpu = device == "cpu"
+    if on_cpu and config.sleep_between_steps:
+        raise UsageError(
+            "the generator is on the CPU and cannot give its memory back between steps",
+            where="generator.sleep_between_steps", fix="leave it out",
+        )  # fmt: skip
     eager = on_cpu if config.enforce_eager is None else config.enforce_eager
     chosen: dict[str, Any] = {
         "model": model_path,
@@ -53,6 +59,7 @@ def engine_arguments(
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "forge_plugin_vllm.worker.WorkerExtension",
         "disable_log_stats": True,
+        "enable_sleep_mode": config.sleep_between_steps or None,
         "block_size": config.block_size or (32 if on_cpu else None),
         "gpu_memory_utilization": config.gpu_memory_utilization or (0.4 if shared else 0.9),
     }

@@ -13,6 +13,14 @@ def findings(plan: Any) -> Iterator[Finding]:
     if plan.generator.plugin != "vllm":
         return
     settings, sampling = plan.generator.use.config, plan.sampling
+    training = plan.config.training
+    if settings.get("sleep_between_steps") and (training.max_policy_age or training.sync_interval > 1):
+        yield Finding(
+            "error",
+            f"generator.sleep_between_steps with max_policy_age {training.max_policy_age} and sync_interval "
+            f"{training.sync_interval}: the generator would sleep while it has to generate",
+            "set training.max_policy_age: 0 and sync_interval: 1, or leave sleep_between_steps out",
+        )
     longest = settings.get("max_model_len")
     if longest is not None and longest < sampling.max_tokens + 1:
         yield Finding(

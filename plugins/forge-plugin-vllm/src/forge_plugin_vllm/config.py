@@ -59,6 +59,11 @@ class VLLMConfig:
     enforce_eager: bool | None = field(
         default=None, help="no compilation, no CUDA graphs; null is true on CPU and false on GPU"
     )
+    sleep_between_steps: bool = field(
+        default=False,
+        help="give the GPU's memory to the trainer while it trains (vLLM's sleep mode, level 1: the KV cache is freed, "
+        "the weights wait in host memory); only with max_policy_age 0 and sync_interval 1",
+    )
     recompute_in_flight: bool = field(
         default=False,
         help="after new weights, recompute the keys and values of unfinished responses; else the old weights' stay",

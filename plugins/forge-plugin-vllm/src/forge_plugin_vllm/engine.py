@@ -36,7 +36,7 @@ import structlog
 
 from forge_host.api import Completion, Receipt, RunError, SamplingParams, UsageError
 from forge_plugin_vllm.outputs import completions_of, sampling_params
-from forge_plugin_vllm.startup import startup_error
+from forge_plugin_vllm.startup import running_error, startup_error
 from forge_plugin_vllm.worker import Opening
 
 log = structlog.get_logger()
@@ -70,6 +70,7 @@ class VLLMEngine:
         self._tokenizer: Any = None
         self._dead: RunError | None = None
         self._loading = ""
+        self._asleep = False
         self._counts: dict[str, float] = dict.fromkeys(
             ("tokens/generated", "tokens/prompt", "requests/finished", "sync/updates", "sync/pause_s"), 0.0
         )
@@ -129,6 +130,32 @@ class VLLMEngine:
         """
         return str(await self._call(lambda: self._update(receipt, checksum)))
 
+    async def sleep(self) -> None:
+        """Free the KV cache and move the weights to host memory, until `wake`. Nothing may be in flight.
+
+        Raises:
+            RunError: a request is in flight.
+        """
+
+        def work() -> None:
+            if self._pending:
+                raise RunError(f"the generator cannot sleep with {len(self._pending)} requests in flight")
+            if not self._asleep:
+                self._engine.sleep(level=1)
+                self._asleep = True
+
+        await self._call(work)
+
+    async def wake(self) -> None:
+        """Be ready to generate and to load weights again."""
+
+        def work() -> None:
+            if self._asleep:
+                self._engine.wake_up()
+                self._asleep = False
+
+        await self._call(work)
+
     def metrics(self) -> dict[str, float]:
         """Totals since the start, with units in their names, and what is in flight now."""
         return {**self._counts, "requests/running": float(len(self._pending)), "policy_version": float(self.version)}
@@ -156,7 +183,7 @@ class VLLMEngine:
                     self._step()
                 except Exception as error:  # the engine's state is unknown now: every request must hear of it
                     log.exception("vLLM failed")
-                    self._die(RunError(f"vLLM failed: {type(error).__name__}: {error}", where="generator"))
+                    self._die(running_error(error, "generating"))
 
     def _load(self) -> None:
         gc.disable()  # vLLM imports a few thousand modules; collecting among them costs seconds
@@ -217,7 +244,7 @@ class VLLMEngine:
             if refused and len(refused) < len(results):
                 raise RunError(f"{len(refused)} of {len(results)} workers refused it: {refused[0]}")
         except Exception as error:  # a worker may hold a part of the new weights
-            failure = RunError(f"loading version {receipt.version} of the weights failed: {error}", where="generator")
+            failure = running_error(error, f"loading version {receipt.version} of the weights")
             self._die(failure)
             raise failure from error
         if refused:

@@ -63,6 +63,23 @@ def kv_cache_bytes(config: VLLMConfig, available: int, most: int = 4 << 30) -> i
     return asked
 
 
+def running_error(error: Exception, phase: str) -> RunError:
+    """An exception of vLLM after its start as one sentence; the original is its cause."""
+    text = " ".join(str(error).split())
+    fix = None
+    if "out of memory" in text.lower():
+        phase = f"out of memory while {phase}"
+        fix = (
+            "lower generator.gpu_memory_utilization, generator.max_num_seqs or training.micro_batch_tokens, or set "
+            "generator.sleep_between_steps: true"
+        )
+    else:
+        phase = f"vLLM failed while {phase}"
+    found = RunError(f"{phase}: {type(error).__name__}: {text[:400]}", where="generator", fix=fix)
+    found.__cause__ = error
+    return found
+
+
 def startup_error(error: Exception, arguments: Mapping[str, Any]) -> ForgeError:
     """vLLM's own exception as one sentence; the original is its cause."""
     text = " ".join(str(error).split())
@@ -81,7 +98,7 @@ def startup_error(error: Exception, arguments: Mapping[str, Any]) -> ForgeError:
         found = UsageError(
             f"not enough memory to start vLLM: {text[:300]}",
             where="generator",
-            fix=f"change generator.{knob}, or stop what else uses the memory",
+            fix=f"change generator.{knob}, lower generator.max_num_seqs or training.seq_len, or stop what else uses it",
         )
     else:
         found = RunError(f"vLLM does not start: {type(error).__name__}: {text[:400]}", where="generator")
