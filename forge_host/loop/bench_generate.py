@@ -97,8 +97,9 @@ async def _alternate(
     from forge_host.plugins import PluginHost
     from forge_host.plugins.building import load_target
     from forge_host.runtime.context import RoleContext
+    from forge_host.runtime.hosts import this_machine
     from forge_host.runtime.placement import place
-    from forge_host.runtime.session import Session, num_gpus
+    from forge_host.runtime.session import Session
     from forge_host.types import SamplingParams, Use
 
     host = PluginHost.load()
@@ -107,7 +108,7 @@ async def _alternate(
     if not hasattr(cls, "alone"):
         raise UsageError(f"generator `{reference}` does not say how it runs alone (`alone` of its class)")
     options = ServiceConfig()
-    where = place({"generator": options}, num_gpus())["generator"]
+    where = place({"generator": options}, [this_machine()])["generator"]
     longest = len(prompts[0][0]) + tokens
     run = RunConfig(model=model, training=TrainingConfig(seq_len=longest), services={"generator": options})
     with tempfile.TemporaryDirectory() as folder:

@@ -27,6 +27,8 @@ class FakeConfig:
     no_versions: bool = field(default=False, help="forget the policy versions")
     learning_rate: float = field(default=150.0, help="of the table's gradient descent")
     flag: str = field(default="", help="file that is made on the first death, after which no more happen")
+    sleep_between_steps: bool = field(default=False, help="sleep while the trainer trains")
+    diary: str = field(default="", help="file that gets a letter at each sleep, wake and update")
 
 
 class FakeActor(ForgeActor):
@@ -55,8 +57,23 @@ class Generator(FakeActor):
 
         self.model = FakeGenerator(transport=self.transport())
 
+    @endpoint
+    async def sleep(self) -> None:
+        self.note("s")
+
+    @endpoint
+    async def wake(self) -> None:
+        self.note("w")
+
+    def note(self, letter: str) -> None:
+        self.asleep = letter == "s"
+        if self.config.diary:
+            with open(self.config.diary, "a") as file:
+                file.write(letter)
+
     @concurrent_endpoint
     async def generate(self, prompt_ids, params):
+        assert not getattr(self, "asleep", False)
         version = self.model.policy_version
         await self.called()
         completions = self.model.generate(prompt_ids, params)
@@ -71,6 +88,8 @@ class Generator(FakeActor):
         from forge_host.loop.checksum import tensor_digest, weights_digest
 
         began = time.perf_counter()
+        assert not getattr(self, "asleep", False)
+        self.note("u")
         self.model.update_weights(receipt)
         self.paused = getattr(self, "paused", 0.0) + time.perf_counter() - began
         if self.config.wrong_weights:

@@ -174,3 +174,11 @@ def test_an_interrupt_ends_a_run_whose_generator_hangs(fake_config, tmp_path) ->
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in err, err
     assert_none_left(str(tmp_path))
+
+
+def test_the_generator_sleeps_while_the_trainer_trains(fake_run, tmp_path) -> None:
+    """A synchronous step: generate, sleep, train and publish, wake, load."""
+    diary = tmp_path / "diary"
+    run = fake_run(generator={"use": "fake-roles/fake", "sleep_between_steps": True, "diary": str(diary)})
+    assert run.code == 0, run.err
+    assert diary.read_text() == "swu" * 3

@@ -14,10 +14,10 @@ from forge_plugin_vllm.checkpoint import check_names, expected_shapes, kv_bytes_
 from forge_plugin_vllm.checks import findings
 from forge_plugin_vllm.config import VLLMConfig
 from forge_plugin_vllm.outputs import completions_of
-from forge_plugin_vllm.startup import check_version, kv_cache_bytes, startup_error
+from forge_plugin_vllm.startup import check_version, kv_cache_bytes, running_error, startup_error
 from safetensors.torch import save_file
 
-from forge_host.config.schema import ServiceConfig
+from forge_host.config.schema import ServiceConfig, TrainingConfig
 from forge_host.errors import PluginError, RunError, UsageError
 from forge_host.testing import PluginContract
 from forge_host.types import SamplingParams, Use
@@ -199,6 +199,26 @@ def sample(index: int = 0, reason: str = "stop", spans: Any = ((3, 0, 2),), logp
     )
 
 
+def test_out_of_memory_names_the_phase_and_the_knobs() -> None:
+    found = running_error(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "generating")
+    assert str(found).startswith("generator: out of memory while generating: RuntimeError: CUDA out of memory")
+    for knob in ("generator.gpu_memory_utilization", "generator.max_num_seqs", "training.micro_batch_tokens"):
+        assert knob in str(found)
+    other = str(running_error(ValueError("bad"), "generating"))
+    assert other == "generator: vLLM failed while generating: ValueError: bad"
+
+
+def test_sleeping() -> None:
+    def given(**settings: Any) -> dict[str, Any]:
+        return engine_arguments(
+            VLLMConfig(**settings), model_path="m", max_model_len=64, device="cuda", seed=0, shared=True
+        )
+
+    assert given(sleep_between_steps=True)["enable_sleep_mode"] is True and "enable_sleep_mode" not in given()
+    with pytest.raises(UsageError, match="on the CPU and cannot give its memory back"):
+        engine_arguments(VLLMConfig(sleep_between_steps=True), model_path="m", max_model_len=64, device="cpu", seed=0)
+
+
 def test_completions_in_sample_order() -> None:
     output = SimpleNamespace(outputs=[sample(1), sample(0, spans=((3, 0, 1), (4, 1, 2)))])
     first, second = completions_of(output, [1, 2])
@@ -207,7 +227,6 @@ def test_completions_in_sample_order() -> None:
     assert first.prompt_ids == (1, 2) and first.logprobs == (-0.5, -1.0) and first.token_ids == (7, 8)
     decoded = completions_of(output, [1, 2], decode=lambda ids: "+".join(map(str, ids)))
     assert [c.text for c in decoded] == ["7" if c.finish_reason == "stop" else "7+8" for c in decoded]
-
 
 
 @pytest.mark.parametrize(
@@ -243,3 +262,10 @@ def test_filtered_sampling_is_pointed_out() -> None:
 def test_too_short_model_length() -> None:
     (finding,) = findings(plan(SamplingParams(max_tokens=64), max_model_len=64))
     assert finding.level == "error" and "leaves no room" in finding.message
+
+
+@pytest.mark.parametrize(("age", "interval", "fine"), [(0, 1, True), (1, 1, False), (0, 2, False)])
+def test_sleeping_only_between_synchronous_steps(age: int, interval: int, fine: bool) -> None:
+    run = plan(SamplingParams(), sleep_between_steps=True)
+    run.config = SimpleNamespace(training=TrainingConfig(max_policy_age=age, sync_interval=interval))
+    assert [f.level for f in findings(run)] == ([] if fine else ["error"])

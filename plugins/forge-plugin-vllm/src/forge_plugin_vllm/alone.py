@@ -1,7 +1,7 @@
 """vLLM without this host, as its users run it: what `forge-host bench generate` compares with.
 
-    work = load(VLLMConfig(), context)
-    tokens = work([[1, 2, 3]], SamplingParams(n=8, max_tokens=24))
+work = load(VLLMConfig(), context)
+tokens = work([[1, 2, 3]], SamplingParams(n=8, max_tokens=24))
 """
 
 from __future__ import annotations

@@ -13,14 +13,8 @@ def findings(plan: Any) -> Iterator[Finding]:
     if plan.generator.plugin != "vllm":
         return
     settings, sampling = plan.generator.use.config, plan.sampling
-    training = plan.config.training
-    if settings.get("sleep_between_steps") and (training.max_policy_age or training.sync_interval > 1):
-        yield Finding(
-            "error",
-            f"generator.sleep_between_steps with max_policy_age {training.max_policy_age} and sync_interval "
-            f"{training.sync_interval}: the generator would sleep while it has to generate",
-            "set training.max_policy_age: 0 and sync_interval: 1, or leave sleep_between_steps out",
-        )
+    if settings.get("sleep_between_steps"):
+        yield from _sleeping(plan.config.training)
     longest = settings.get("max_model_len")
     if longest is not None and longest < sampling.max_tokens + 1:
         yield Finding(
@@ -34,4 +28,14 @@ def findings(plan: Any) -> Iterator[Finding]:
             f"with top_p {sampling.top_p:g} and top_k {sampling.top_k} the generator's log-probabilities are those of "
             "the filtered distribution, the trainer's are not, so their difference is no measure of staleness",
             "set top_p: 1 and top_k: 0",
+        )
+
+
+def _sleeping(training: Any) -> Iterator[Finding]:
+    if training.max_policy_age or training.sync_interval > 1:
+        yield Finding(
+            "error",
+            f"generator.sleep_between_steps with max_policy_age {training.max_policy_age} and sync_interval "
+            f"{training.sync_interval}: the generator would sleep while it has to generate",
+            "set training.max_policy_age: 0 and sync_interval: 1, or leave sleep_between_steps out",
         )

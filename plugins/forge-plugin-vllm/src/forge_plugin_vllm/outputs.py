@@ -52,9 +52,7 @@ def completions_of(
     return [_completion(sample, tuple(prompt_ids), decode) for sample in samples]
 
 
-def _completion(
-    sample: Any, prompt_ids: tuple[int, ...], decode: Callable[[Sequence[int]], str] | None
-) -> Completion:
+def _completion(sample: Any, prompt_ids: tuple[int, ...], decode: Callable[[Sequence[int]], str] | None) -> Completion:
     reason = FINISH_REASONS.get(sample.finish_reason)
     if reason is None:
         raise RunError(f"vLLM ended a response with {sample.finish_reason!r}", where="generator")
