@@ -49,8 +49,9 @@ def page() -> str:
     nested = {name.partition(".")[0] for name, _, _ in sections()}
     top = [row for row in describe(schema.RunConfig) if row.name not in nested and row.name != "algorithm_config"]
     rows = [
-        (code(r.name), cell(r.type), code(_default(r.default)), cell(r.help)) for r in top
-    ]  # fmt: skip
+        (code(r.name), cell(r.type.replace("RoleConfig", "component")), code(_default(r.default)), cell(r.help))
+        for r in top
+    ]
     out = ["# Configuration\n", NOTE, INTRO, "## Top level\n", table(("key", "type", "default", "what it is"), rows)]
     for name, cls, help_text in sections():
         out.append(f"## {name}\n\n{help_text.capitalize()}.\n\n{settings(cls)}")
