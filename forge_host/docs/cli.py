@@ -28,8 +28,11 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     yield name, command
     if isinstance(command, click.Group):
-        for child in sorted(command.commands):
-            yield from _below(f"{name} {child}", command.commands[child])
+        ctx = click.Context(command, info_name=name)
+        for child in command.list_commands(ctx):
+            found = command.get_command(ctx, child)
+            if found is not None:
+                yield from _below(f"{name} {child}", found)
 
 
 def page() -> str:

@@ -39,7 +39,7 @@ def page() -> str:
     for heading, names in (("Declaration hooks", DECLARATION_HOOKS), ("Observer hooks", OBSERVER_HOOKS)):
         out.append(f"## {heading}\n")
         for name in names:
-            out += [f"### {name}\n", _section(name, host.hooks.order(name), shown[name])]
+            out += [f"### {name}\n", _section(name, host.hooks.order(name), shown.get(name))]
     return "\n".join(out)
 
 
@@ -47,7 +47,7 @@ def _summary(name: str) -> str:
     return (inspect.getdoc(getattr(ForgeSpecs, name)) or "").splitlines()[0]
 
 
-def _section(name: str, plugins: list[str], example: str) -> str:
+def _section(name: str, plugins: list[str], example: str | None) -> str:
     spec = getattr(ForgeSpecs, name)
     signature = inspect.signature(spec)
     arguments = ", ".join(f"{k}: {p.annotation}" for k, p in signature.parameters.items() if k != "self")
@@ -57,5 +57,5 @@ def _section(name: str, plugins: list[str], example: str) -> str:
     used = f" Implemented by {', '.join(f'`{p}`' for p in plugins)}." if plugins else ""
     return (
         f"```text\n{name}({arguments}) -> {signature.return_annotation}\n```\n\n{inspect.getdoc(spec)}\n\n"
-        f"{facts}{used}\n\n```py\n{example}\n```\n"
+        f"{facts}{used}\n" + (f"\n```py\n{example}\n```\n" if example else "")
     )

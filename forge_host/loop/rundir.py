@@ -86,7 +86,11 @@ def _cut(file: Path, step: int) -> None:
 
 def check_free(path: Path) -> None:
     """Raises UsageError when something is at `path` already that a new run would mix with."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    try:
+        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise UsageError(f"run directory {path} cannot be read: {error.strerror}", fix="name another") from error
+    if taken:
         what = "is not empty" if path.is_dir() else "is a file"
         raise UsageError(f"run directory {path} {what}", fix="name another or remove it")
 

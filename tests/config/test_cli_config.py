@@ -362,3 +362,14 @@ def test_resume_wants_a_run_with_a_checkpoint(config, write, capsys):
     assert "--resume: run has no good checkpoint; set checkpoint.interval" in capsys.readouterr().err
     assert main(["run", "--resume", "run", "--run-dir", "other", *FAKES]) == 2
     assert "--resume goes on in its own run directory" in capsys.readouterr().err
+
+
+def test_a_dry_run_looks_at_the_run_directory_too(config, capsys, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "metrics.jsonl").touch()
+    (tmp_path / "file").touch()
+    for name, words in (("taken", "is not empty"), ("file", "is a file")):
+        assert main(["run", "c.yaml", *FAKES, "--dry-run", "--run-dir", str(tmp_path / name)]) == 2
+        assert f"run directory {tmp_path / name} {words}" in capsys.readouterr().err
+    assert main(["run", "c.yaml", *FAKES, "--dry-run", "--run-dir", str(tmp_path / "fresh")]) == 0
+    assert not (tmp_path / "fresh").exists()

@@ -14,7 +14,7 @@ import pytest
 from doc_pages import PAGES, REPO
 
 from forge_host import errors
-from forge_host.cli.main import EPILOG, main
+from forge_host.cli.main import COMMANDS, EPILOG, main
 from forge_host.config import schema
 from forge_host.config.recipes import recipe_names
 from forge_host.docs import GENERATED, migration, pages
@@ -91,6 +91,7 @@ def test_every_command_and_option_is_described(made) -> None:
     text = made["reference/cli.md"]
     found = [(name, command) for name, command in commands() if not isinstance(command, click.Group)]
     assert {"run", "plugins doctor", "config explain", "rollouts"} <= {name for name, _ in found}
+    assert set(COMMANDS) <= {name.split()[0] for name, _ in found}, "a group without commands"
     for name, command in found:
         assert f"forge-host {name}" in headings(text) and command.help, name
         for parameter in command.params:
@@ -162,6 +163,7 @@ def test_what_torchforges_names_became_exists(moved, tmp_path: Path, monkeypatch
         assert main([*words, "--dry-run"] if words[0] in ("run", "sft") else words) in allowed
     else:
         assert moved.check == "text"
+        assert all((REPO / word).is_file() for word in moved.new.split() if word.startswith("contrib/"))
 
 
 def test_torchforges_names_are_all_there(made) -> None:

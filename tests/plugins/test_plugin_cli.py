@@ -164,3 +164,10 @@ def test_list_of_thirty_plugins_imports_none_of_them(tmp_path):
     listed = [record["name"] for record in json.loads(done.stdout)]
     assert len([name for name in listed if name.startswith("many-")]) == 30
     assert not (tmp_path / "imported").exists()
+
+
+def test_lock_to_a_file_answers_in_json_when_asked(tmp_path, capsys):
+    file = tmp_path / "plugins.lock"
+    assert main(["plugins", "lock", "--plugins", "", "--output", str(file), "--json"]) == 0
+    said, number = json.loads(capsys.readouterr().out), len(json.loads(file.read_text())["plugins"])
+    assert said == {"wrote": str(file), "plugins": number}

@@ -216,3 +216,8 @@ def test_damaged_part_is_noted(tmp_path):
     first.write_bytes(first.read_bytes()[:60])
     rows = list(read_rollouts(tmp_path, notes := []))
     assert rows and any(first.name in note and "could not be read" in note for note in notes)
+
+
+def test_one_answer_at_a_time(make_run, capsys):
+    assert main(["rollouts", str(make_run()), "--json", "--html"]) == 2
+    assert "different answers; choose one" in capsys.readouterr().err

@@ -71,6 +71,11 @@ def forge_launchers(host):
 
 
 @hookimpl
+def forge_routers(host):
+    return [ComponentSpec("nearest", "my_pkg.routing:Nearest", "the replica that has the prompt's prefix")]
+
+
+@hookimpl
 def forge_models(host):
     return [ComponentSpec("mine", "my_pkg.models:Mine", "the model in our registry")]
 
