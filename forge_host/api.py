@@ -14,7 +14,7 @@ Shapes: B rows (one response each), T response tokens, padded; see `padding_mask
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
@@ -22,6 +22,7 @@ import pluggy
 
 from forge_host._version import API_VERSION
 from forge_host.errors import ForgeError, PluginError, RunError, UsageError
+from forge_host.toolcalls import ToolCall, tool_calls
 from forge_host.types import (
     AGGREGATIONS,
     KINDS,
@@ -111,10 +112,54 @@ class Dataset(Protocol):
     def fingerprint(self) -> str: ...
 
 
-class Environment(Protocol):
-    """A multi-turn task: `rollout` drives `generate` (messages to Completion) and returns finished episodes."""
+class Generate(Protocol):
+    """How an environment speaks with the policy: one conversation, whose token ids the host keeps.
 
-    def rollout(self, prompt: Prompt, generate: Any) -> AsyncIterator[Episode]: ...
+    A call takes everything said so far, as in OpenAI's API: the messages of the call before, its reply as
+    `{"role": "assistant", "content": completion.text}`, and new ones. Only the new ones are tokenised; they are
+    appended to the exact ids of what was said before and never trained on. `stop` ends this reply at a text,
+    `max_tokens` limits it, `tools` are JSON schemas that the chat template lists at the first turn.
+
+    `sampling.max_tokens` is for the whole conversation after its first question; `left` is what there is still. With
+    none left a reply is empty and its `finish_reason` is "length".
+    """
+
+    @property
+    def left(self) -> int: ...
+
+    async def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Completion: ...
+
+    def episode(
+        self,
+        *,
+        reward: float | None = None,
+        parts: Mapping[str, float] | None = None,
+        note: str = "",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Episode:
+        """The whole conversation as one episode; `metadata` goes to its completion, for rewards to read."""
+        ...
+
+
+class Environment(Protocol):
+    """A task of several turns. `rollout` asks `generate` for replies and gives the finished episodes.
+
+    It is a coroutine that returns one episode or several, or an async generator of them: `generate.episode(...)` for
+    the whole conversation, or an `Episode` for each single reply. An episode's reward is one more reward of the run,
+    of weight 1; None leaves the grade to the others. It is called for many prompts at once, in the reward service's
+    process: what belongs to one conversation stays in local variables, and what blocks goes to a thread.
+    """
+
+    def rollout(
+        self, prompt: Prompt, generate: Generate
+    ) -> AsyncIterator[Episode] | Awaitable[Episode | Sequence[Episode]]: ...
 
 
 class ModelSource(Protocol):
@@ -299,8 +344,8 @@ __all__ = [
     "ADVANTAGE_ARGUMENTS", "AGGREGATIONS", "API_VERSION", "KINDS", "KL", "KL_ESTIMATORS", "LOSS_ARGUMENTS",
     "REWARD_ARGUMENTS", "Advantage", "Aggregation", "AlgorithmParts", "Allocation", "Capabilities", "CommandSpec",
     "Completion", "ComponentSpec", "Correction", "Dataset", "Environment", "Episode", "Finding", "ForgeActor",
-    "ForgeError", "ForgePlugin", "Generator", "Group", "Host", "HostInfo", "Kind", "Launcher", "Load", "Loss",
+    "ForgeError", "ForgePlugin", "Generate", "Generator", "Group", "Host", "HostInfo", "Kind", "Launcher", "Load", "Loss",
     "ModelSource", "Piece", "PluginError", "Prompt", "Receipt", "Request", "Reward", "RewardResult", "Router",
-    "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "Tracker", "Trainer", "Transport", "UsageError",
-    "Use", "Verdict", "field", "hookimpl", "tensor_digest", "weights_digest",
+    "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "ToolCall", "Tracker", "Trainer", "Transport",
+    "UsageError", "Use", "Verdict", "field", "hookimpl", "tensor_digest", "tool_calls", "weights_digest",
 ]  # fmt: skip

@@ -131,6 +131,7 @@ class Completion:
         prompt_ids: prompt tokens exactly as fed. [P]
         policy_versions: version of the weights that sampled each token. [T]
         finish_reason: "stop", "length" or "abort".
+        mask: False where an environment wrote the token, which is not trained on; empty when all were sampled. [T]
     """
 
     text: str
@@ -139,15 +140,22 @@ class Completion:
     prompt_ids: Sequence[int] = ()
     policy_versions: Sequence[int] = ()
     finish_reason: str = "stop"
+    mask: Sequence[bool] = ()
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         num_tokens = len(self.token_ids)
-        if len(self.logprobs) != num_tokens or len(self.policy_versions) not in (0, num_tokens):
+        optional = (len(self.policy_versions), len(self.mask))
+        if len(self.logprobs) != num_tokens or not {0, num_tokens}.issuperset(optional):
             raise ValueError(
-                f"completion has {num_tokens} tokens, {len(self.logprobs)} log-probabilities "
-                f"and {len(self.policy_versions)} policy versions"
+                f"completion has {num_tokens} tokens, {len(self.logprobs)} log-probabilities, "
+                f"{len(self.policy_versions)} policy versions and a mask of {len(self.mask)}"
             )
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(self.mask) if self.mask else len(self.token_ids)
 
 
 @attrs.frozen

@@ -165,8 +165,6 @@ def _hook(name: str, package: str, kind: Kind) -> str:
 
 def usage(name: str, kind: Kind) -> str:
     """The command that uses the component in a run."""
-    if kind == "environment":  # nothing in a run's configuration chooses one yet
-        return f"forge-host components show {name}/{name}"
     return "forge-host run quickstart --set " + Template(USAGE.get(kind, f"{kind}=$name")).substitute(name=name)
 
 

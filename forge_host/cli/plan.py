@@ -53,6 +53,8 @@ def print_plan(resolved: Resolved) -> None:
 def _labelled(plan: Plan) -> Iterator[tuple[str, Part]]:
     for label in ("model", "dataset", "algorithm", "loss", "advantage", "sampler"):
         yield label, getattr(plan, label)
+    if plan.environment is not None:
+        yield "environment", plan.environment
     for part in plan.shaping:
         yield "shaping", part
     for part, weight in plan.rewards:

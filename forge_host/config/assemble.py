@@ -38,7 +38,7 @@ from forge_host.types import Use
 ASSEMBLED = frozenset(
     ("algorithm", "algorithm_config", "loss", "advantage", "sampler", "aggregation", "kl", "correction", "sampling",
      "dataset", "rewards", "reward", "training", "generator", "trainer", "transport", "launcher", "trackers",
-     "services", "evaluation")
+     "services", "evaluation", "environment")
 )  # fmt: skip
 
 
@@ -83,8 +83,9 @@ class Assembler:
         )
         evaluation, evaluation_config = self.evaluation(dataset)
         roles, moved = self.roles(parts.offline)
+        environment = None if parts.offline else self.environment()
         gates: dict[str, float] = {}
-        rewards = () if parts.offline else self.rewards(gates)
+        rewards = () if parts.offline else self.rewards(gates, environment)
         if parts.offline:
             self.note_unused(algorithm)
         training = self.training(parts.entropy_coef, preset)
@@ -93,8 +94,12 @@ class Assembler:
         config = RunConfig(
             **scalars, **replaced,
             algorithm=algorithm.ref, algorithm_config=algorithm.use.config, dataset=dataset_config,
+            environment=environment.use if environment else None,
             rewards=tuple((part.use, weight) for part, weight in rewards),
-            reward=self.gated(reader.section(RewardConfig, "reward", reward_items), gates, rewards),
+            reward=self.gated(
+                reader.section(RewardConfig, "reward", reward_items), gates,
+                [*(part for part, _weight in rewards), *((environment,) if environment else ())],
+            ),
             training=training,
             generator=RoleConfig(use=roles["generator"].ref, extra=roles["generator"].use.config),
             trainer=RoleConfig(use=roles["trainer"].ref, extra=roles["trainer"].use.config),
@@ -107,7 +112,7 @@ class Assembler:
         )  # fmt: skip
         plan = Plan(
             config=config, algorithm=algorithm, model=model, dataset=dataset, evaluation=evaluation,
-            rewards=rewards, shaping=shaping, **chosen, generator=roles["generator"],
+            environment=environment, rewards=rewards, shaping=shaping, **chosen, generator=roles["generator"],
             trainer=roles["trainer"], transport=roles["transport"], launcher=roles["launcher"], trackers=trackers,
             entropy_coef=training.entropy_coef,
             mask_truncated=parts.mask_truncated,
@@ -195,8 +200,25 @@ class Assembler:
         item = self.top[key]
         return item.source.layer != "default" and item.plain not in ([], {"use": "none"})
 
-    def rewards(self, gates: dict[str, float]) -> tuple[tuple[Part, float], ...]:
+    def environment(self) -> Part | None:
+        """The environment, if one is chosen; it has no default."""
+        item = self.top.get("environment")
+        items = dict(choose.mapping("environment", item))
+        use = items.pop("use", None)
+        if use is None:
+            if item is not None and items:
+                raise UsageError("`environment` has no `use`", where=item.source.where, fix="add `use: NAME`")
+            self.reader.defaults("", {"environment": None})
+            return None
+        part = self.reader.component(self.reader.find("environment", use, "environment"), "environment", items)
+        self.reader.record("environment.use", use)
+        return part
+
+    def rewards(self, gates: dict[str, float], environment: Part | None) -> tuple[tuple[Part, float], ...]:
         item = self.top["rewards"]
+        if environment is not None and (item.source.layer == "default" or item.plain == []):
+            self.reader.record("rewards", Item([], item.source))
+            return ()  # it grades its episodes itself
         if item.source.layer == "default":
             self.reader.notes.append("no rewards are configured, so torchforge's apply: math and thinking, averaged")
         rewards = tuple(choose.listed(self.reader, "reward", "rewards", item, True, gates))
@@ -205,11 +227,11 @@ class Assembler:
         return rewards
 
     def gated(
-        self, section: RewardConfig, gates: Mapping[str, float], rewards: Sequence[tuple[Part, float]]
+        self, section: RewardConfig, gates: Mapping[str, float], rewards: Sequence[Part]
     ) -> RewardConfig:
         """The section with the gates that entries of `rewards` asked for; every gate is one of the rewards."""
         found = {**section.gates, **gates}
-        labels = [part.label for part, _weight in rewards]
+        labels = [part.label for part in rewards]
         for name in found if rewards else ():
             if name not in labels:
                 raise UsageError(

@@ -21,7 +21,7 @@ from forge_host.errors import UsageError
 #: Top-level sections that choose one component, with the key that names it.
 SELECTORS = {
     "algorithm": "use", "loss": "use", "advantage": "use", "sampler": "use", "dataset": "path", "generator": "use",
-    "trainer": "use", "transport": "use", "launcher": "use",
+    "trainer": "use", "transport": "use", "launcher": "use", "environment": "use",
 }  # fmt: skip
 #: Sections that a plain string may stand for, and the key it sets.
 SHORT = {**SELECTORS, "aggregation": "mode", "correction": "mode"}

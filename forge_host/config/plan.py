@@ -60,6 +60,7 @@ class Plan:
     `evaluation` is the dataset of held-out prompts; the training dataset itself when `evaluation.dataset` is not set.
     `needs` is the union of the parts' needs plus what the settings ask for: "ref_logprobs", "old_logprobs",
     "unfiltered-sampling", "groups", "sequence-advantages".
+    `environment`: whose conversations are the responses; it may grade them itself, then `rewards` may be none.
     `offline`: it trains on the dataset's own responses, so it has neither rewards nor a generator (named "none").
     """
 
@@ -68,6 +69,7 @@ class Plan:
     model: Part
     dataset: Part
     evaluation: Part
+    environment: Part | None = None
     rewards: tuple[tuple[Part, float], ...]
     loss: Part
     advantage: Part
@@ -103,7 +105,8 @@ class Plan:
 
     def parts(self) -> Iterator[Part]:
         """Every component of the run, the model first."""
-        yield from (self.model, self.dataset, *(part for part, _weight in self.rewards), self.loss, self.advantage)
+        yield from (self.model, self.dataset, *((self.environment,) if self.environment else ()))
+        yield from (*(part for part, _weight in self.rewards), self.loss, self.advantage)
         yield from (self.sampler, *self.shaping, self.generator, self.trainer, self.transport, self.launcher)
         yield from self.trackers
 

@@ -61,6 +61,7 @@ def _document(resolved: Resolved, everything: bool) -> dict[str, Any]:
     for key in _SETTINGS:
         if everything or getattr(config, key):
             document[key] = to_plain(getattr(plan if everything else config, key))
+    document["environment"] = _part(plan.environment) if plan.environment else None
     general = to_plain(attrs.asdict(config.dataset, filter=attrs.filters.exclude("extra")))
     document["dataset"] = {**general, **to_plain(config.dataset.extra)}
     document["rewards"] = [{**_use(use), "weight": weight} for use, weight in config.rewards]

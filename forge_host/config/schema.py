@@ -240,6 +240,9 @@ class RunConfig:
     correction: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's importance correction")
     sampling: Mapping[str, Any] = field(factory=dict, help="replaces keys of the algorithm's sampling parameters")
     dataset: DatasetConfig = field(factory=DatasetConfig, help="prompts")
+    environment: Use | None = field(
+        default=None, help="multi-turn task that asks the model and answers it; null is one reply a prompt"
+    )
     rewards: tuple[tuple[Use, float], ...] = field(
         default=((Use("math"), 1.0), (Use("thinking"), 1.0)),
         help="reward components with their weights; torchforge's two unless given",

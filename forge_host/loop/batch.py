@@ -53,6 +53,7 @@ def rows_of(groups: Sequence[Group], *, mask_truncated: bool = False) -> list[Ro
             group_id=index,
             reward=float(episode.reward),
             counts=not (mask_truncated and episode.completion.finish_reason == "length"),
+            mask=episode.completion.mask or None,
         )
         for index, group in enumerate(groups)
         for episode in group.episodes
@@ -64,7 +65,7 @@ def why_untrainable(episode: Episode) -> str | None:
     """The reason why an episode of a kept group is left out of training, None when it is trained on."""
     if episode.reward is None:
         return episode.error or "no reward could grade it"
-    return None if len(episode.completion.token_ids) > 0 else "the response is empty"
+    return None if episode.completion.num_sampled > 0 else "the response is empty"
 
 
 def num_bins(rows: Sequence[Row], *, data_parallel: int, accumulation: int, micro_batch_tokens: int) -> int:
@@ -149,10 +150,7 @@ def targets(rows: Sequence[Row]) -> dict[str, torch.Tensor | None]:
     width = max(len(row.completion.token_ids) for row in rows)
     lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
     counts = torch.tensor([row.counts for row in rows])
-    mask = (torch.arange(width) < lengths[:, None]) & counts[:, None]
-    for place, row in zip(mask, rows, strict=True):
-        if row.mask is not None:
-            place[: len(row.mask)] &= torch.tensor(row.mask)
+    mask = own_tokens(rows, width) & counts[:, None]
     refs = [row.ref_logprobs for row in rows]
     return {
         "response": _pad([torch.tensor(row.completion.token_ids) for row in rows], width, torch.int64),
@@ -167,6 +165,16 @@ def targets(rows: Sequence[Row]) -> dict[str, torch.Tensor | None]:
         "group_ids": torch.tensor([row.group_id for row in rows]),
         "rewards": torch.tensor([row.reward for row in rows], dtype=torch.float32),
     }
+
+
+def own_tokens(rows: Sequence[Row], width: int) -> torch.Tensor:
+    """True at the rows' tokens, those of other speakers left out. [N, width] bool"""
+    lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
+    mask = torch.arange(width) < lengths[:, None]
+    for place, row in zip(mask, rows, strict=True):
+        if row.mask is not None:
+            place[: len(row.mask)] &= torch.tensor(row.mask)
+    return mask
 
 
 def _spread(row: Row) -> torch.Tensor:

@@ -332,8 +332,7 @@ class Controller:
 
         async def one(index: int, prompt: Prompt) -> Group:
             params = attrs.evolve(self.plan.sampling, n=1, temperature=0.0, top_p=1.0, top_k=0)
-            completions = await self.roller.generate(prompt, params)
-            episodes = await self.roller.score(f"probe-{index}", prompt, completions)
+            episodes = await self.roller.episodes(f"probe-{index}", prompt, params)
             return Group(id=f"probe-{index}", prompt=prompt, episodes=tuple(episodes))
 
         groups = list(await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts))))

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from forge_host.errors import RunError, UsageError
+from forge_host.loop.conversing import Talker
 from forge_host.loop.evaluation import evaluate
 from forge_host.loop.lifecycle import Lifecycle, held_out
 from forge_host.loop.prompts import PromptEncoder
@@ -69,6 +70,7 @@ class EvalRunner(Lifecycle):
         self.roller = Roller(
             encode=encode, generator=generator, reward=reward, sampler=None, sampling=plan.sampling,
             reward_timeout_s=config.reward.timeout_s,
+            talker=Talker(config.training.seq_len) if plan.environment is not None else None,
         )  # fmt: skip
 
     async def _train(self) -> None:

@@ -67,8 +67,7 @@ async def evaluate(
 
     async def one(kind: str, prompt: Prompt, params: SamplingParams) -> Group:
         async with slots:
-            completions = await roller.generate(prompt, params)
-            episodes = await roller.score(f"eval-{kind}:{prompt.id}", prompt, completions)
+            episodes = await roller.episodes(f"eval-{kind}:{prompt.id}", prompt, params)
             return Group(id=f"eval-{kind}:{prompt.id}", prompt=prompt, episodes=tuple(episodes))
 
     prompts = list(prompts)
@@ -96,7 +95,7 @@ def summarise(groups: Sequence[Group], name: str, solved_at: float, ks: Sequence
         f"{name}/mean": statistics.fmean(means) if means else 0.0,
         f"{name}/ci95": Z95 * statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0,
         f"{name}/error_rate": statistics.fmean(e.reward is None for e in episodes),
-        f"{name}/length_mean": statistics.fmean(len(e.completion.token_ids) for e in episodes),
+        f"{name}/length_mean": statistics.fmean(e.completion.num_sampled for e in episodes),
     }
     for k in ks:
         chances = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from forge_host.api import ADVANTAGE_ARGUMENTS, LOSS_ARGUMENTS, REWARD_ARGUMENTS
+from forge_host.errors import PluginError
 from forge_host.plugins.calling import CallByName
 
 
@@ -27,6 +28,12 @@ def check_signatures(plan: Any, host: Any, *, rewards: bool = True, own_only: bo
     parts = [(plan.loss, LOSS_ARGUMENTS), (plan.advantage, ADVANTAGE_ARGUMENTS)]
     if rewards:
         parts += [(part, REWARD_ARGUMENTS) for part in (*(part for part, _ in plan.rewards), *plan.shaping)]
+    if plan.environment is not None and not (own_only and plan.environment.plugin):
+        environment = host.build("environment", plan.environment.use)
+        if not callable(getattr(environment, "rollout", None)):
+            raise PluginError(
+                f"{plan.environment.describe()} has no method `rollout`", fix="see forge_host.api.Environment"
+            )
     for part, known in parts:
         if not (own_only and part.plugin):
             CallByName(host.build(part.kind, part.use), known, part.describe())

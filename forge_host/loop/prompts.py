@@ -6,7 +6,7 @@ encode(Prompt(id="1", text="What is 2 + 3?"))        # [1, 9690, ...]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_host.errors import UsageError
@@ -41,8 +41,8 @@ class PromptEncoder:
             messages.insert(0, {"role": "system", "content": self.system})
         return messages
 
-    def render(self, prompt: Prompt) -> str:
-        """The text whose tokens the generator gets."""
+    def render(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text whose tokens the generator gets. `tools` are JSON schemas for the template to list."""
         messages = self.messages(prompt)
         if messages is None:
             assert prompt.text is not None
@@ -52,9 +52,10 @@ class PromptEncoder:
                 f"prompt {prompt.id} is a chat but the tokenizer in {self.model_path} has no chat template",
                 fix="use an instruct model or a dataset with plain text and dataset.chat: false",
             )
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        given: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
 
-    def __call__(self, prompt: Prompt) -> list[int]:
+    def __call__(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         # A chat template writes its own special tokens; plain text gets the tokenizer's.
         is_chat = self.messages(prompt) is not None
-        return list(self.tokenizer(self.render(prompt), add_special_tokens=not is_chat)["input_ids"])
+        return list(self.tokenizer(self.render(prompt, tools), add_special_tokens=not is_chat)["input_ids"])

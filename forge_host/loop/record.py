@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 
 from forge_host.config.schema import RecordConfig
-from forge_host.types import Episode, Group, Verdict
+from forge_host.types import Completion, Episode, Group, Verdict
 
 log = structlog.get_logger()
 CURRENT = "rollouts.jsonl"
@@ -153,7 +153,7 @@ def episode_row(step: int, group: Group, episode: Episode, verdict: Verdict) -> 
         "prompt_id": group.prompt.id,
         "prompt": group.prompt.text or [dict(m) for m in group.prompt.messages or ()],
         "target": group.prompt.target,
-        "response": completion.text,
+        "response": transcript(completion),
         "num_tokens": len(completion.token_ids),
         "finish_reason": completion.finish_reason,
         "policy_versions": _span(completion.policy_versions),
@@ -165,6 +165,14 @@ def episode_row(step: int, group: Group, episode: Episode, verdict: Verdict) -> 
         "kept": verdict.keep and episode.reward is not None,
         "reason": verdict.reason,
     }
+
+
+def transcript(completion: Completion) -> str:
+    """The response; of a conversation all that was said, each turn after the first with its speaker."""
+    turns = list(completion.metadata.get("turns") or ())
+    if len(turns) < 2:
+        return completion.text
+    return "\n".join([str(turns[0]["content"]), *(f"[{turn['role']}] {turn['content']}" for turn in turns[1:])])
 
 
 def _span(versions: Iterable[int]) -> list[int]:

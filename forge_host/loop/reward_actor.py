@@ -1,12 +1,19 @@
-"""The reward service's process: builds the run's rewards and grades groups. One that hangs is replaced."""
+"""The reward service's process: builds the run's rewards and its environment, and grades. One that hangs is replaced.
+
+An environment's conversations run here too, one step a call, as its code is a third party's like a reward's.
+"""
 
 from __future__ import annotations
 
+import attrs
 from monarch.actor import concurrent_endpoint, endpoint
 
 from forge_host.runtime.actor import ForgeActor
 from forge_host.runtime.context import RoleContext
-from forge_host.types import Completion, Episode, Prompt
+from forge_host.types import Completion, Episode, Prompt, RewardResult
+
+#: Where a completion's metadata has the episode that the environment made of it, without its tokens.
+OWN = "environment_episode"
 
 
 class RewardActor(ForgeActor):
@@ -17,12 +24,19 @@ class RewardActor(ForgeActor):
 
     @endpoint
     async def setup(self) -> None:
+        from forge_host.loop.conversation import Rollouts
         from forge_host.loop.scoring import Scorer
 
         plan, config = self.context.plan, self.context.config
         host = self.context.host()
+        rewards = [(part.label, host.build("reward", part.use), weight) for part, weight in plan.rewards]
+        if plan.environment is not None:
+            label = plan.environment.label
+            environment = host.build("environment", plan.environment.use)
+            self.rollouts = Rollouts(environment, name=label, timeout_s=config.reward.timeout_s)
+            rewards.append((label, own_grade, 1.0))
         self.scorer = Scorer(
-            rewards=[(part.label, host.build("reward", part.use), weight) for part, weight in plan.rewards],
+            rewards=rewards,
             shaping=[(part.label, host.build("reward", part.use)) for part in plan.shaping],
             gates=config.reward.gates,
             mode=config.reward.mode,
@@ -37,4 +51,40 @@ class RewardActor(ForgeActor):
             await self.scorer.score(prompt, c, episode_id=f"{group_id}/{i}", max_tokens=self.max_tokens)
             for i, c in enumerate(completions)
         ]
+        if self.context.plan.environment is not None:
+            episodes = [_with_parts(episode, self.rollouts.name) for episode in episodes]
         return episodes, bool(self.scorer.wedged)
+
+    @concurrent_endpoint
+    async def begin(self, rollout_id: str, prompt: Prompt, left: int) -> object:
+        """Start a conversation: the environment's first question (`Ask`), or the end of it (`Done`)."""
+        return await self.rollouts.begin(rollout_id, prompt, left)
+
+    @concurrent_endpoint
+    async def resume(self, rollout_id: str, completion: Completion, left: int) -> object:
+        """Give the environment its reply: its next question, or the end."""
+        return await self.rollouts.resume(rollout_id, completion, left)
+
+
+def graded_by_environment(completion: Completion, episode: Episode) -> Completion:
+    """The completion with what its episode says of it."""
+    own = attrs.evolve(episode, completion=Completion(text="", token_ids=(), logprobs=()))
+    return attrs.evolve(completion, metadata={**completion.metadata, OWN: own})
+
+
+def own_grade(completion: Completion) -> RewardResult | None:
+    """The environment's grade as one of the run's rewards; None when it gave none."""
+    own: Episode | None = completion.metadata.get(OWN)
+    return None if own is None or own.reward is None else RewardResult(own.reward)
+
+
+def _with_parts(episode: Episode, name: str) -> Episode:
+    """The episode with the environment's parts and note, and without its copy of them."""
+    metadata = dict(episode.completion.metadata)
+    own: Episode | None = metadata.pop(OWN, None)
+    if own is None:
+        return episode
+    parts = {**episode.parts, **{f"{name}/{part}": value for part, value in own.parts.items()}}
+    note = "; ".join(text for text in (episode.note, own.note and f"{name}: {own.note}") if text)
+    completion = attrs.evolve(episode.completion, metadata=metadata)
+    return attrs.evolve(episode, parts=parts, note=note, completion=completion)

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from forge_host.errors import RunError
+from forge_host.loop.conversing import Talker
 from forge_host.loop.prompts import PromptEncoder
 from forge_host.runtime.handle import ActorDied, Unanswered
 from forge_host.runtime.service import Service
@@ -36,7 +37,8 @@ class Spans:
 
 @attrs.frozen(eq=False)
 class Roller:
-    """Makes groups. `reward_timeout_s` is the deadline of grading one completion."""
+    """Makes groups. `reward_timeout_s` is the deadline of grading one completion; `talker` is there when responses are
+    conversations with an environment."""
 
     encode: PromptEncoder
     generator: Service
@@ -44,18 +46,22 @@ class Roller:
     sampler: Any
     sampling: SamplingParams
     reward_timeout_s: float
+    talker: Talker | None = None
     spans: Spans = attrs.Factory(Spans)
     regrading: asyncio.Lock = attrs.Factory(asyncio.Lock)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Completion]:
-        """`params.n` completions; each records the weights' version of every token.
+        """`params.n` completions; each records the weights' version of every token."""
+        return await self.generate_from(prompt, self.encode(prompt), params or self.sampling)
+
+    async def generate_from(self, prompt: Prompt, ids: Sequence[int], params: SamplingParams) -> list[Completion]:
+        """The same from token ids, of `prompt` or of a conversation about it.
 
         Raises:
             RunError: a completion came back without log-probabilities or versions for all its tokens.
         """
-        params = params or self.sampling
         began = time.perf_counter()
-        completions: list[Completion] = await self.generator.generate.route(self.encode(prompt), params)
+        completions: list[Completion] = await self.generator.generate.route(ids, params)
         seconds = time.perf_counter() - began
         self.spans.generate += seconds
         for completion in completions:
@@ -66,6 +72,13 @@ class Roller:
                     f"{len(completion.policy_versions)} policy versions; no token is trained on without one"
                 )
         return [_timed(c, generate_s=seconds) for c in completions]
+
+    async def episodes(self, group_id: str, prompt: Prompt, params: SamplingParams | None = None) -> list[Episode]:
+        """`params.n` graded responses, or conversations where the run has an environment."""
+        params = params or self.sampling
+        if self.talker is None:
+            return await self.score(group_id, prompt, await self.generate(prompt, params))
+        return await self.talker.episodes(self, group_id, prompt, params)
 
     async def score(self, group_id: str, prompt: Prompt, completions: Sequence[Completion]) -> list[Episode]:
         """Grade completions; what cannot be graded comes back with `error` set and no reward.
@@ -107,8 +120,7 @@ class Roller:
 
     async def roll(self, group_id: str, prompt: Prompt) -> tuple[Group, Verdict]:
         """The whole way of one prompt."""
-        completions = await self.generate(prompt)
-        episodes = await self.score(group_id, prompt, completions)
+        episodes = await self.episodes(group_id, prompt)
         group = Group(id=group_id, prompt=prompt, episodes=tuple(episodes))
         graded = [e for e in episodes if e.reward is not None]
         if not graded:

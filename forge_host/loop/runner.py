@@ -14,6 +14,7 @@ import attrs
 
 from forge_host.api import ADVANTAGE_ARGUMENTS
 from forge_host.loop.controller import Controller
+from forge_host.loop.conversing import Talker
 from forge_host.loop.lifecycle import Lifecycle, data_parallel_degree, held_out
 from forge_host.loop.prompts import PromptEncoder
 from forge_host.loop.roles import start_roles
@@ -73,6 +74,7 @@ class Runner(Lifecycle):
             sampler=sampler,
             sampling=plan.sampling,
             reward_timeout_s=config.reward.timeout_s,
+            talker=Talker(config.training.seq_len) if plan.environment is not None else None,
         )
         stepper = Stepper(
             trainer=roles.trainer,

@@ -13,13 +13,12 @@ import asyncio
 import inspect
 import math
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from forge_host.api import REWARD_ARGUMENTS, Completion, Episode, Prompt, RewardResult, RunError, UsageError
+from forge_host.loop.failures import describe_failure
 from forge_host.plugins.calling import CallByName
 
 MODES = ("mean", "sum")
@@ -136,7 +135,7 @@ class Scorer:
             return as_result(result)
         except TimeoutError as error:
             if loop.time() < deadline - 0.001:  # the reward's own
-                return f"reward `{name}` raised {_describe(error)}"
+                return f"reward `{name}` raised {describe_failure(error)}"
             self.wedged = self.wedged or (started is not None and not started.done())
             return f"reward `{name}` timed out after {self.timeout_s:g} s"
         except (RunError, UsageError) as error:
@@ -145,7 +144,7 @@ class Scorer:
             Exception,
             SystemExit,
         ) as error:  # third-party code: whatever it raises costs one episode, with its reason
-            return f"reward `{name}` raised {_describe(error)}"
+            return f"reward `{name}` raised {describe_failure(error)}"
 
 
 def reward_values(prompt: Prompt, completion: Completion, max_tokens: int) -> dict[str, Any]:
@@ -159,7 +158,7 @@ def reward_values(prompt: Prompt, completion: Completion, max_tokens: int) -> di
         "messages": messages,
         "metadata": prompt.metadata,
         "completion": completion,
-        "length": len(completion.token_ids),
+        "length": completion.num_sampled,
         "max_tokens": max_tokens,
         "finish_reason": completion.finish_reason,
     }
@@ -218,14 +217,6 @@ def _in_thread(call: CallByName, values: Mapping[str, Any]) -> asyncio.Future[An
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _describe(error: BaseException) -> str:
-    """`ValueError: text (rewards.py:12)`, with the place where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
 
 
 def _short(value: Any) -> str:

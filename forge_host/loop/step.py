@@ -88,7 +88,7 @@ class Stepper:
             self.advantage,
             rewards=torch.tensor([row.reward for row in rows], dtype=torch.float64),
             group_ids=torch.tensor([row.group_id for row in rows]),
-            padding_mask=torch.arange(int(lengths.max())) < lengths[:, None],
+            padding_mask=batch.own_tokens(rows, int(lengths.max())),
             token_kl=await self._token_kl(rows, parts, inputs, int(lengths.max())) if in_reward else None,
             row_constant="sequence-advantages" in self.plan.loss.needs,
         )
@@ -104,7 +104,7 @@ class Stepper:
         index = {id(row): i for i, row in enumerate(rows)}
         for part, answer in zip(parts, answers, strict=True):
             given: dict[str, Any] = batch.targets(part)
-            mask = torch.arange(answer.shape[1]) < given["lengths"][:, None]
+            mask = batch.own_tokens(part, answer.shape[1])
             for row, values in zip(part, token_kl(answer, given["ref_logprobs"], mask, self.plan.kl), strict=True):
                 out[index[id(row)], : len(values)] = values
         return out
@@ -120,7 +120,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/num_graded": float(len(graded)),
         "reward/error_rate": 1.0 - len(graded) / len(episodes),
         "reward/zero_variance_share": statistics.fmean(len(set(g.rewards)) <= 1 for g in groups),
-        "response/length_mean": statistics.fmean(len(e.completion.token_ids) for e in episodes),
+        "response/length_mean": statistics.fmean(e.completion.num_sampled for e in episodes),
         "response/truncated_share": statistics.fmean(e.completion.finish_reason == "length" for e in episodes),
     }
     for name in sorted({part for e in episodes for part in e.parts}):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forge_host.testing.advantage import AdvantageContract
     from forge_host.testing.component import PluginContract, load_component
+    from forge_host.testing.environment import EnvironmentContract, play
     from forge_host.testing.evaluate import evaluate_advantage, evaluate_loss
     from forge_host.testing.fakes import FakeGenerator, FakeTrainer
     from forge_host.testing.loss import LossContract
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AdvantageContract": "advantage",
+    "EnvironmentContract": "environment",
     "FakeGenerator": "fakes",
     "FakeTrainer": "fakes",
     "LossContract": "loss",
@@ -41,6 +43,7 @@ _HOMES = {
     "evaluate_advantage": "evaluate",
     "evaluate_loss": "evaluate",
     "load_component": "component",
+    "play": "environment",
 }
 
 
@@ -55,6 +58,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AdvantageContract", "FakeGenerator", "FakeTrainer", "LossContract", "PluginContract", "RewardContract",
-    "SamplerContract", "TrackerContract", "TransportContract", "evaluate_advantage", "evaluate_loss", "load_component",
+    "AdvantageContract", "EnvironmentContract", "FakeGenerator", "FakeTrainer", "LossContract", "PluginContract",
+    "RewardContract", "SamplerContract", "TrackerContract", "TransportContract", "evaluate_advantage", "evaluate_loss",
+    "load_component", "play",
 ]  # fmt: skip

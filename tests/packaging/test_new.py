@@ -52,7 +52,7 @@ def test_validates_and_shows_its_settings(site, kind):
     assert shown.returncode == 0, shown.stdout + shown.stderr
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "environment"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_printed_command_chooses_it(site, kind):
     """What `new` prints last, with `config show` in place of `run`."""
     words = shlex.split(usage(f"my-{kind}", kind))
