@@ -49,11 +49,20 @@ def list_components(kind: str | None, as_json: bool) -> None:
 
 
 @components.command()
-@click.argument("ref")
+@click.argument("words", metavar="[KIND] REF", nargs=-1, required=True)
 @click.option("--kind", help="Only of this kind, where one name has several.")
 @json_option
-def show(ref: str, kind: str | None, as_json: bool) -> None:
-    """Show component REF: its settings with type, default, bounds, unit and help, and where its code is."""
+def show(words: tuple[str, ...], kind: str | None, as_json: bool) -> None:
+    """Show component REF: its settings with type, default, bounds, unit and help, and where its code is.
+
+    A KIND (loss, reward, ...) before it is the same as --kind.
+    """
+    from forge_host.types import KINDS
+
+    *before, ref = words
+    if before and (len(before) > 1 or before[0] not in KINDS or kind not in (None, before[0])):
+        raise UsageError(f"`{' '.join(words)}` is not [KIND] REF", fix=f"show one at a time; kinds: {', '.join(KINDS)}")
+    kind = before[0] if before else kind
     found = _find(_browse(), ref, kind)
     if as_json:
         print_json([{**_entry_data(entry), **_settings_data(entry)} for entry in found])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections.abc
 import enum
+import math
 import re
 import types
 import typing
@@ -105,11 +106,15 @@ def _int(value: Any, path: PathTo) -> Any:
 
 
 def _float(value: Any, path: PathTo) -> Any:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
     # PyYAML follows YAML 1.1, where `1e-6` without a dot is text.
-    if isinstance(value, str) and _NUMBER.match(value):
-        return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) or isinstance(value, str) and _NUMBER.match(value):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):  # passes every `ge(0)`, and nan every comparison the wrong way round
+            raise FieldError(f"`{dotted(path)}` must be a finite number, got {show(value)}", path=path)
+        return number
     return _refuse(value, float, path)
 
 

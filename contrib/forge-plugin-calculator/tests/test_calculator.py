@@ -5,6 +5,7 @@ import time
 import pytest
 from forge_plugin_calculator.arithmetic import CalculatorError, calculate
 from forge_plugin_calculator.environment import Calculator
+from forge_plugin_calculator.examples import conversation
 
 from forge_host.api import Prompt
 from forge_host.testing import EnvironmentContract, PluginContract, play
@@ -75,3 +76,14 @@ def test_tool_calls_of_the_template() -> None:
     assert [m["content"] for m in game.messages if m["role"] == "tool"] == ["29"]
     wrong = play(Calculator(form="tools"), PROMPT, ['<tool_call>{"name": "search"}</tool_call>', "29"])
     assert wrong.episodes[0].parts == {"calls": 1.0, "valid": 0.0}
+
+
+def test_worked_answers_become_conversations() -> None:
+    messages = conversation("How many?", "He sold 48/2 = <<48/2=24>>24 and <<x=1>>1.\n#### 24")
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert messages[2]["content"] == "He sold 48/2 = <calc>48/2</calc>" and messages[3]["content"] == "24"
+    assert messages[4]["content"] == "24 and 1.\n#### 24"
+    # What it trains on is what the environment would say.
+    replies = [m["content"] for m in messages if m["role"] == "assistant"]
+    game = play(Calculator(), Prompt(id="p", text="How many?", target="24"), replies)
+    assert [m["content"] for m in game.messages if m["role"] == "tool"] == ["24"]

@@ -183,6 +183,26 @@ def test_time_grows_in_proportion(piece: str) -> None:
     assert best(256_000) < 24 * best(32_000) + 0.002
 
 
+@pytest.mark.parametrize("settings", [{}, {"strict": True}, {"compat": "torchforge"}], ids=str)
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("<answer>", "</answer>"), (r"\boxed{", "}"), ("", "5")])
+def test_64_kilobytes_in_20_milliseconds(before: str, after: str, settings) -> None:
+    for piece in [*HOSTILE, "(", r"\frac", r"\frac{1}{2}", r"\boxed{}", "1+", "1%", "+", "1 million ", "one "]:
+        text = before + (piece * 65_536)[: 65_536 - len(before + after)] + after
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            grade(text, "5", **settings)
+            times.append(time.process_time() - start)
+        assert min(times) < 0.020, f"{1000 * min(times):.0f} ms for {piece!r}"
+
+
+def test_the_last_number_is_near_the_last_digit() -> None:
+    assert grade("x2 " * 5000 + "so 5%", "5") == 1.0 and grade("5 " + "x2 " * 5000, "5") == 0.0
+    assert grade("it is 2 million", "2000000") == 1.0
+    assert grade("<answer>5" + " " * 3000 + "x</answer>", "5") == 0.0
+    assert grade(r"\boxed{\{5\}}", r"\{5\}") == 1.0
+
+
 @given(st.text(alphabet="12,.-$%/ \nmx^e{}", max_size=40))
 def test_last_number_is_that_of_the_whole_text(text: str) -> None:
     numbers = [match.group() for match in NUMBER.finditer(text)]

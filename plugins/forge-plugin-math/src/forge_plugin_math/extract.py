@@ -1,7 +1,7 @@
 """Finds the answer in a reply: in <answer> tags, \\boxed{}, after ####, or as its last number.
 
 Every function reads its text once (`str.find`, or patterns that cannot backtrack), so a hostile reply of any form costs
-time in proportion to its length.
+time in proportion to its length; what goes character by character reads no more than LOOKBACK of them.
 
     find_answers("so \\\\boxed{5}", "boxed", "answer")      # ["5"]
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections import deque
 
+#: Characters before the last digit in which the last number is looked for, and most that a box holds.
+LOOKBACK = 4096
 PLACES = ("tag", "boxed", "hash", "last", "all")
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
@@ -22,7 +24,6 @@ NUMBER = re.compile(
     r"(?:[ ]?\\?%|[ ](?:thousand|million|billion|trillion)\b)?"
 )
 _BOXED = re.compile(r"\\boxed\s?\{")
-_BRACE = re.compile(r"\\[{}]|[{}]")
 
 
 def find_answers(text: str, place: str, tag: str) -> list[str]:
@@ -41,8 +42,9 @@ def find_answers(text: str, place: str, tag: str) -> list[str]:
 def _last_number(text: str) -> list[str]:
     """The last NUMBER. No number goes over a line end, so mostly the last line with a digit is all that is read."""
     digit = max(text.rfind(digit) for digit in "0123456789")
-    for start in (text.rfind("\n", 0, digit) + 1, 0) if digit >= 0 else ():
-        if numbers := deque(NUMBER.finditer(text, start), maxlen=1):
+    first, end = max(0, digit - LOOKBACK), digit + 16  # a percent sign or a word as "million" may follow
+    for start in (max(first, text.rfind("\n", 0, digit) + 1), first) if digit >= 0 else ():
+        if numbers := deque(NUMBER.finditer(text, start, end), maxlen=1):
             return [numbers[0].group()]
     return []
 
@@ -60,19 +62,19 @@ def tagged(text: str, tag: str) -> list[str]:
 
 
 def boxed(text: str) -> list[str]:
-    """Contents of `\\boxed{...}` with balanced braces; an unclosed one ends the search."""
+    """Contents of `\\boxed{...}` with balanced braces; one that is not closed within LOOKBACK ends the search."""
+    braces = text.replace("\\{", "  ").replace("\\}", "  ") if "\\boxed" in text else ""  # escaped ones do not count
     found, position = [], 0
     while match := _BOXED.search(text, position):
-        depth = 1
-        for brace in _BRACE.finditer(text, match.end()):
-            if len(brace.group()) == 1:  # not escaped
-                depth += 1 if brace.group() == "{" else -1
-            if depth == 0:
-                found.append(text[match.end() : brace.start()].strip())
-                position = brace.end()
-                break
-        else:
+        start = at = match.end()
+        depth, limit = 1, start + LOOKBACK
+        while depth and (close := braces.find("}", at, limit)) >= 0:
+            depth += braces.count("{", at, close) - 1
+            at = close + 1
+        if depth:
             break
+        found.append(text[start : at - 1].strip())
+        position = at
     return found
 
 

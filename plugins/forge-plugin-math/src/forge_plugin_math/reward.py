@@ -18,6 +18,7 @@ from forge_host.api import RewardResult, field
 from forge_plugin_math.extract import PLACES, after_thinking, find_answers, target_answer
 from forge_plugin_math.numbers import Number, clean, equal, only_number, read_number
 
+MAX_ANSWER = 2000  # characters beyond the target's; a longer answer is wrong, and is not looked into
 MAX_SYMBOLIC = 500  # characters; longer answers are not handed to computer algebra
 _ARITHMETIC = re.compile(r"[0-9)}]\s?(?:[-+*×÷]|\\times|\\cdot|\\div|/)\s?[-0-9({\\]|\\frac|!")
 _COMMAND = re.compile(r"\\[A-Za-z]+|\b(?:sqrt|sin|cos|tan|log|ln|exp|pi)\b|\{[a-z]?matrix\}")
@@ -84,8 +85,12 @@ class MathReward:
                 break
         else:
             return self._partial(reply, gold_number, RewardResult(0.0, {"answered": 0.0}, "no answer found"))
-        if self.strict and len({clean(answer) for answer in found}) > 1:
+        limit = MAX_ANSWER + len(gold)
+        if self.strict and len({clean(text) if len(text) <= limit else text for text in set(found)}) > 1:
             return RewardResult(0.0, {"answered": 1.0}, f"{len(found)} different answers in {place}")
+        if len(found[-1]) > limit:
+            wrong = RewardResult(0.0, {"answered": 1.0}, f"{place}: an answer of {len(found[-1])} characters")
+            return self._partial(reply, gold_number, wrong)
         answer = clean(found[-1])
         shown = answer if len(answer) <= 60 else answer[:57] + "..."
         if self._right(answer, gold, gold_number):
