@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forge_host.cli.tables import print_json, print_pairs, print_table
-from forge_host.errors import ForgeError, PluginError
+from forge_host.errors import ForgeError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from forge_host.plugins import Entry, PluginHost

@@ -203,6 +203,8 @@ class Assembler:
     def environment(self) -> Part | None:
         """The environment, if one is chosen; it has no default."""
         item = self.top.get("environment")
+        if item is not None and item.value is None:
+            item = None
         items = dict(choose.mapping("environment", item))
         use = items.pop("use", None)
         if use is None:

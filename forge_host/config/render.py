@@ -29,7 +29,7 @@ _PARTS = ("loss", "advantage", "sampler")
 _SETTINGS = ("aggregation", "kl", "correction", "sampling")
 _OPTIONAL = ("plugins", "no_plugins", "plugin_files")
 #: Written where they differ from nothing, or as part of another section.
-_WRITTEN = (*_PARTS, *_SETTINGS, *_OPTIONAL, "algorithm_config")
+_WRITTEN = ("environment", *_PARTS, *_SETTINGS, *_OPTIONAL, "algorithm_config")
 
 
 def to_yaml(resolved: Resolved) -> str:
@@ -61,7 +61,8 @@ def _document(resolved: Resolved, everything: bool) -> dict[str, Any]:
     for key in _SETTINGS:
         if everything or getattr(config, key):
             document[key] = to_plain(getattr(plan if everything else config, key))
-    document["environment"] = _part(plan.environment) if plan.environment else None
+    if everything or plan.environment:
+        document["environment"] = _part(plan.environment) if plan.environment else None
     general = to_plain(attrs.asdict(config.dataset, filter=attrs.filters.exclude("extra")))
     document["dataset"] = {**general, **to_plain(config.dataset.extra)}
     document["rewards"] = [{**_use(use), "weight": weight} for use, weight in config.rewards]

@@ -107,15 +107,16 @@ def _int(value: Any, path: PathTo) -> Any:
 
 def _float(value: Any, path: PathTo) -> Any:
     # PyYAML follows YAML 1.1, where `1e-6` without a dot is text.
-    if isinstance(value, (int, float)) and not isinstance(value, bool) or isinstance(value, str) and _NUMBER.match(value):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):  # passes every `ge(0)`, and nan every comparison the wrong way round
-            raise FieldError(f"`{dotted(path)}` must be a finite number, got {show(value)}", path=path)
-        return number
-    return _refuse(value, float, path)
+    text = isinstance(value, str) and _NUMBER.match(value)
+    if not text and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return _refuse(value, float, path)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):  # infinity passes every lower bound, and nothing computes with nan
+        raise FieldError(f"`{dotted(path)}` must be a finite number, got {show(value)}", path=path)
+    return number
 
 
 def _str(value: Any, path: PathTo) -> Any:
@@ -147,7 +148,7 @@ def _union(value: Any, options: tuple[Any, ...], tp: Any, path: PathTo) -> Any:
     # A value that already is one of the types stays as it is: `int | float` keeps 3, `float | str` keeps "1e-6".
     for option in options:
         if type(value) is option:
-            return value
+            return _float(value, path) if option is float else value
     failures: list[FieldError] = []
     for option in options:
         if option is not type(None):

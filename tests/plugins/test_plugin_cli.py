@@ -118,6 +118,12 @@ def test_components_show(forge, words, install):
     assert code == 3 and "no component is named `shortnes`; did you mean `shortness`" in err
 
 
+def test_components_show_with_its_kind(forge, words):
+    assert forge("components show reward shortness")[1] == forge("components show shortness --kind reward")[1]
+    code, _, err = forge("components show shortness words")
+    assert code == 2 and "`shortness words` is not [KIND] REF" in err
+
+
 def test_components_show_what_cannot_be_imported(forge, install):
     spec = "ComponentSpec('x', 'gone:X', 's', requires=['gone'])"
     install("lacks", HEADER + f"@hookimpl\ndef forge_rewards(host): return [{spec}]")

@@ -15,13 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_host.errors import UsageError
-from forge_host.plugins.coerce import FieldError
+from forge_host.plugins.coerce import FieldError, coerce
 from forge_host.plugins.fields import describe, field_types
 from forge_host.plugins.structure import structure
 from forge_host.types import Use, field
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@pytest.mark.parametrize("tp", [float, float | None, int | float])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), float("-inf")])
+def test_numbers_are_finite(tp, value) -> None:
+    with pytest.raises(FieldError, match="`rate` must be a finite number"):
+        coerce(value, tp, ("rate",))
+
+
+@pytest.mark.parametrize("value", ["1e999", 10**400])
+def test_a_number_too_large_is_not_finite(value) -> None:
+    with pytest.raises(FieldError, match="`rate` must be a finite number"):
+        coerce(value, float, ("rate",))
 
 
 class Colour(enum.Enum):
