@@ -344,8 +344,8 @@ __all__ = [
     "ADVANTAGE_ARGUMENTS", "AGGREGATIONS", "API_VERSION", "KINDS", "KL", "KL_ESTIMATORS", "LOSS_ARGUMENTS",
     "REWARD_ARGUMENTS", "Advantage", "Aggregation", "AlgorithmParts", "Allocation", "Capabilities", "CommandSpec",
     "Completion", "ComponentSpec", "Correction", "Dataset", "Environment", "Episode", "Finding", "ForgeActor",
-    "ForgeError", "ForgePlugin", "Generate", "Generator", "Group", "Host", "HostInfo", "Kind", "Launcher", "Load", "Loss",
-    "ModelSource", "Piece", "PluginError", "Prompt", "Receipt", "Request", "Reward", "RewardResult", "Router",
+    "ForgeError", "ForgePlugin", "Generate", "Generator", "Group", "Host", "HostInfo", "Kind", "Launcher", "Load",
+    "Loss", "ModelSource", "Piece", "PluginError", "Prompt", "Receipt", "Request", "Reward", "RewardResult", "Router",
     "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "ToolCall", "Tracker", "Trainer", "Transport",
     "UsageError", "Use", "Verdict", "field", "hookimpl", "tensor_digest", "tool_calls", "weights_digest",
 ]  # fmt: skip
