@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from forge_host.rl.aggregation import StepTotals, aggregate
     from forge_host.rl.correction import correction_weights
     from forge_host.rl.kl import kl_estimate, token_kl
-    from forge_host.rl.logprobs import linear_logprobs, token_logprobs
+    from forge_host.rl.linear import linear_logprobs
+    from forge_host.rl.logprobs import token_logprobs
     from forge_host.rl.metrics import MetricSum, merge_metrics
     from forge_host.rl.objective import Objective
     from forge_host.rl.ppo import ppo_clip
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _HOME = {
     "LossOutput": "types", "MetricSum": "metrics", "Objective": "objective", "StepTotals": "aggregation",
     "aggregate": "aggregation", "compute_advantages": "advantages", "correction_weights": "correction",
-    "kl_estimate": "kl", "linear_logprobs": "logprobs", "merge_metrics": "metrics", "ppo_clip": "ppo",
+    "kl_estimate": "kl", "linear_logprobs": "linear", "merge_metrics": "metrics", "ppo_clip": "ppo",
     "safe_exp": "ratio", "sequence_log_ratio": "ratio", "token_kl": "kl", "token_logprobs": "logprobs",
 }  # fmt: skip
 

@@ -8,10 +8,11 @@ A mean of means is wrong when micro-batches hold different numbers of tokens; a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import attrs
+import torch
 from torch import Tensor
 
 Number = float | Tensor
@@ -19,7 +20,7 @@ Number = float | Tensor
 
 @attrs.frozen
 class MetricSum:
-    """One metric's share of a step; fields are floats or 0-dim tensors (no device synchronisation until `floats`).
+    """One metric's share of a step; fields are floats or 0-dim tensors (a device is not waited for until `floats`).
 
     Args:
         how: "mean" is total / weight, "sum" is total, "max" is the largest total, "ess" is total^2 / (weight * square),
@@ -38,17 +39,32 @@ class MetricSum:
     def mean(cls, total: Number, weight: Number) -> MetricSum:
         return cls("mean", total, weight)
 
-    def floats(self) -> MetricSum:
-        """The same as plain floats, which pickle without a device."""
-        return MetricSum(self.how, float(self.total), float(self.weight), float(self.square))
+
+def floats(shares: Sequence[Mapping[str, MetricSum]]) -> list[dict[str, MetricSum]]:
+    """The same shares as plain floats, which pickle without a device. Few transfers, however many there are."""
+    tensors = [v for share in shares for m in share.values() for v in (m.total, m.weight, m.square)]
+    tensors = [v for v in tensors if isinstance(v, Tensor)]
+    found: dict[int, float] = {}
+    for kind in {(t.device, t.dtype) for t in tensors}:
+        here = [t for t in tensors if (t.device, t.dtype) == kind]
+        values = torch.stack([t.detach().reshape(()) for t in here]).tolist()
+        found |= {id(t): value for t, value in zip(here, values, strict=True)}
+
+    def plain(value: Number) -> float:
+        return found[id(value)] if isinstance(value, Tensor) else float(value)
+
+    return [
+        {name: MetricSum(m.how, plain(m.total), plain(m.weight), plain(m.square)) for name, m in share.items()}
+        for share in shares
+    ]
 
 
 def merge_metrics(shares: Iterable[Mapping[str, MetricSum]]) -> dict[str, float]:
     """Combines the shares of all micro-batches and ranks of a step. A metric without any value is left out."""
     parts: dict[str, list[MetricSum]] = {}
-    for share in shares:
+    for share in floats(list(shares)):
         for name, metric in share.items():
-            parts.setdefault(name, []).append(metric.floats())
+            parts.setdefault(name, []).append(metric)
     return {name: value for name, found in parts.items() if (value := _combine(found)) is not None}
 
 

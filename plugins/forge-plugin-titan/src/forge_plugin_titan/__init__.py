@@ -1,6 +1,6 @@
 """The TorchTitan trainer as a forge-host component. Declares only; torch is imported where the trainer runs.
 
-    trainer: {use: titan, attention: auto}
+trainer: {use: titan, attention: auto}
 """
 
 from __future__ import annotations

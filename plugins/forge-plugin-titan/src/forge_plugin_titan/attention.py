@@ -1,4 +1,4 @@
-"""Attention over a layout's segments: dense blocks on any device, or a flex-attention block mask on CUDA.
+"""Attention over a layout's segments as dense blocks, on any device (`flex` and `varlen` are for CUDA).
 
 TorchTitan's language models use flex attention only, which has no backward pass on CPU, so `BlockAttention` takes its
 place there: segments of like size are stacked, and each stack is two batched products with a float32 softmax between
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchtitan.models.common.attention import FlexAttention
 
-from forge_plugin_titan.layout import Segment
+from forge_plugin_titan.layout import Segment, send
 
 #: Scores of one segment above which flash attention is used, in elements a head.
 FLASH_ELEMENTS = 512 * 512
@@ -87,7 +87,7 @@ def block_plan(segments: Sequence[Segment], device: torch.device | str) -> Block
                     filling.append(len(spread))
                     spread.append(0)
         stacks.append(_stack(part, queries, device))
-    place = lambda values: torch.tensor(values, dtype=torch.int64, device=device)  # noqa: E731
+    place = lambda values: send(torch.tensor(values, dtype=torch.int64), device)  # noqa: E731
     return BlockPlan(tuple(stacks), place(spread), place(collect), place(filling))
 
 
@@ -101,7 +101,7 @@ def _stack(part: Sequence[Segment], queries: int, device: torch.device | str) ->
     causal = torch.ones(queries, queries, dtype=torch.bool).triu(1)[None, None]
     width = max(s.prefix_length for s in part)
     if width == 0:
-        return Stack(len(part), queries, causal.to(device), None, None)
+        return Stack(len(part), queries, send(causal, device), None, None)
     unique = list(dict.fromkeys((s.prefix, s.prefix_end) for s in part))
     prefixes = torch.zeros(len(unique), width, dtype=torch.int64)
     for row, (start, end) in zip(prefixes, unique, strict=True):
@@ -112,7 +112,7 @@ def _stack(part: Sequence[Segment], queries: int, device: torch.device | str) ->
     if bool((lengths == width).all()):
         beyond = beyond[:1]
     blocked = torch.cat([beyond, causal.expand(beyond.shape[0], -1, -1, -1)], dim=-1)
-    return Stack(len(part), queries, blocked.to(device), prefixes.to(device), owner.to(device))
+    return Stack(len(part), queries, send(blocked, device), send(prefixes, device), send(owner, device))
 
 
 class BlockAttention(FlexAttention):
@@ -234,21 +234,3 @@ class _Repeat(torch.autograd.Function):
         members = F.one_hot(ctx.saved_tensors[0], ctx.blocks).float().t()
         total = members @ grad.float().flatten(1)
         return total.view(ctx.blocks, *grad.shape[1:]).to(grad.dtype), None
-
-
-def flex_mask(segments: Sequence[Segment], device: torch.device | str, block_size: int = 128) -> Any:
-    """The same attention as a flex-attention `BlockMask` over [L, L]."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    lengths = torch.tensor([s.length for s in segments])
-    table = torch.tensor([[s.start, s.prefix, s.prefix_end] for s in segments])
-    columns = table.repeat_interleave(lengths, 0).to(device=device, dtype=torch.int32).unbind(1)
-    # Tensors of their own: autotuning rebuilds captured views by size and stride alone and then reads outside them.
-    start, prefix, prefix_end = (column.clone() for column in columns)
-
-    def visible(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        own = (kv >= start[q]) & (kv <= q)
-        return own | ((kv >= prefix[q]) & (kv < prefix_end[q]))
-
-    length = int(lengths.sum())
-    return create_block_mask(visible, None, None, length, length, device=device, BLOCK_SIZE=block_size)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,14 +24,17 @@ from torch import Tensor
 from forge_host.config.schema import ParallelismConfig, TrainingConfig
 from forge_host.errors import RunError, UsageError
 from forge_host.rl import MetricSum, merge_metrics
+from forge_host.rl.metrics import floats
 from forge_plugin_titan import states
-from forge_plugin_titan.attention import BlockAttention, block_plan, flex_mask
 from forge_plugin_titan.config import TitanConfig
 from forge_plugin_titan.head import Request
-from forge_plugin_titan.layout import Layout, build_layout
+from forge_plugin_titan.kernels import choose_attention, kernels
+from forge_plugin_titan.layout import Layout, build_layout, send
+from forge_plugin_titan.lora import adapters_off
 from forge_plugin_titan.models import read_model
 from forge_plugin_titan.optim import Optimizer
 from forge_plugin_titan.parallel import DTYPES, build, resolve
+from forge_plugin_titan.phases import Phase
 from forge_plugin_titan.weights import hf_tensors, save_folder
 
 Batch = Mapping[str, Any]
@@ -59,24 +64,40 @@ class TitanEngine:
         run_dir: str | None = None,
     ) -> None:
         self.config, self.training, self.objective, self.run_dir = config, training, objective, run_dir
+        #: Seconds by phase while this is a dict; every phase then waits for the device, which costs speed.
+        self.spans: dict[str, float] | None = None
         # Greedy sampling (0) has no distribution to train on; the model's own is the natural one.
         self.temperature = temperature or 1.0
         self.device = torch.device(device)
         world = dist.get_world_size() if dist.is_initialized() else 1
         self.degrees = resolve(parallelism, world)
-        self.flex = _uses_flex(config, self.device)
+        self.attention = choose_attention(config, training, self.device)
+        inner, self._plan = kernels(self.attention)
+        trains = objective is not None
+        if not trains:
+            config = attrs.evolve(config, lora_rank=0)
         self.spec = read_model(
-            model_path, seq_len=training.seq_len, fuse_qkv=config.fuse_qkv and world == 1,
-            attention=_attention(self.flex),
+            model_path, seq_len=training.seq_len, fuse_qkv=config.fuse_qkv and world == 1 and not config.lora_rank,
+            attention=inner, settings=config, seed=training.seed,
         )  # fmt: skip
-        self.built = build(self.spec, self.degrees, training, self.device, trains=objective is not None)
-        self.model = self.built.model
-        compute = DTYPES[training.dtype]
-        self.optimizer = Optimizer(self.model, training, compute, copies=world == 1) if objective is not None else None
+        with self._phase("loading the model"):
+            self.built = build(
+                self.spec, self.degrees, training, self.device, trains=trains, cpu_offload=config.cpu_offload
+            )
+            self.model = self.built.model
+            self.optimizer = None
+            if trains:
+                offload = config.cpu_offload and world == 1 and self.device.type == "cuda"
+                self.optimizer = Optimizer(
+                    self.model, training, DTYPES[training.dtype], copies=world == 1, offload=offload
+                )
         self.publish_dtype = DTYPES[config.publish_dtype or training.dtype]
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.step = 0
         self._metrics: dict[str, float] = {}
+
+    def _phase(self, name: str) -> Phase:
+        return Phase(name, self.device, self.spans)
 
     # --- forward --------------------------------------------------------------------------------------------------
 
@@ -84,27 +105,39 @@ class TitanEngine:
         """Check a micro-batch and lay it out on this rank's device."""
         return build_layout(
             inputs, targets, share_prompts=self.config.share_prompts,
-            multiple=self.config.pad_to or (128 if self.flex else 1), max_length=self.training.seq_len,
+            multiple=self.config.pad_to or (1 if self.attention == "sdpa" else 128), max_length=self.training.seq_len,
             vocab_size=self.spec.vocab_size, device=self.device,
         )  # fmt: skip
 
     def forward(self, layout: Layout, *, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of the response tokens and, if asked, entropies; float32 [B, T], 0 in the padding."""
-        masks = (flex_mask if self.flex else block_plan)(layout.segments, self.device)
+        masks = self._plan(layout.segments, self.device)
         self.model.lm_head.request = Request(
-            pick=layout.pick, ids=layout.ids, temperature=self.temperature, chunk=self.config.logprob_chunk,
-            with_entropy=with_entropy,
+            pick=layout.pick, ids=layout.ids, temperature=self.temperature, block=self.config.logprob_block,
+            with_entropy=with_entropy, keep_bytes=self.config.keep_logits * 2**20, fuse=self.config.compile_head,
         )  # fmt: skip
         logprobs, entropy = self.model(layout.tokens, layout.positions, masks)
         return layout.to_rows(logprobs), layout.to_rows(entropy) if entropy is not None else None
 
     @torch.no_grad()
-    def logprobs(self, inputs: Sequence[Batch], targets: Sequence[Batch]) -> list[Tensor]:
-        """Log-probabilities of every micro-batch under the present weights, float32 [B, T] on the CPU, in order."""
+    def logprobs(self, inputs: Sequence[Batch], targets: Sequence[Batch], *, adapters: bool = True) -> list[Tensor]:
+        """Log-probabilities of every micro-batch under the present weights, float32 [B, T] on the CPU, in order.
+
+        Args:
+            adapters: False leaves LoRA's adapters out, which gives the model that training began with.
+
+        Raises:
+            UsageError: `adapters` is False and there are none.
+        """
+        if not adapters and not self.spec.adapters:
+            raise UsageError(
+                "the trainer has no adapters to leave out", fix="set trainer.lora_rank, or use a ref_model"
+            )
         mine = {}
-        for i in self._share(inputs, targets):
-            with _phase("the log-probabilities"):
-                mine[i] = self.forward(self.layout(inputs[i], targets[i]))[0].cpu()
+        with nullcontext() if adapters else adapters_off(self.model):
+            for i in self._share(inputs, targets):
+                with self._phase("the log-probabilities"):
+                    mine[i] = self.forward(self.layout(inputs[i], targets[i]))[0].cpu()
         if self.degrees.data > 1:
             parts: list[Any] = [None] * self.degrees.data
             dist.all_gather_object(parts, mine, group=self.built.group("batch"))
@@ -128,9 +161,9 @@ class TitanEngine:
         shares: list[Mapping[str, MetricSum]] = []
         counts = {"tokens": 0, "rows": 0, "filled": 0, "trained": 0}
         for i in self._share(inputs, targets):
-            layout = self.layout(inputs[i], targets[i])
-            with _phase("the forward and backward pass"):
-                part, metrics = self._micro_batch(layout, targets[i], totals)
+            with self._phase("packing"):
+                layout = self.layout(inputs[i], targets[i])
+            part, metrics = self._micro_batch(layout, targets[i], totals)
             loss += part
             shares.append(metrics)
             counts["tokens"] += layout.num_tokens
@@ -139,7 +172,7 @@ class TitanEngine:
             counts["trained"] += int(targets[i]["padding_mask"].sum())
         loss, shares, counts = self._reduce(loss, shares, counts)
         middle = time.perf_counter()
-        with _phase("the optimizer step"):
+        with self._phase("the optimizer step"):
             norm = self.optimizer.clip(self.built.dims)
             self._check(float(loss), float(norm), inputs, targets)
             rate = self.optimizer.step(self.step)
@@ -168,17 +201,20 @@ class TitanEngine:
 
     def _micro_batch(self, layout: Layout, targets: Batch, totals: Any) -> tuple[Tensor, Mapping[str, MetricSum]]:
         needs = self.objective.needs
-        logprobs, entropy = self.forward(layout, with_entropy=True)
+        with self._phase("the forward pass"):
+            logprobs, entropy = self.forward(layout, with_entropy=True)
         assert entropy is not None
-        tensors = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in targets.items()}
+        tensors = {k: send(v, self.device) if isinstance(v, Tensor) else v for k, v in targets.items()}
         tensors["logprobs"] = logprobs
         # Always a metric; its gradient is computed only for a loss that has it.
         tensors["entropy"] = entropy if "entropy" in needs else entropy.detach()
         if tensors.get("old_logprobs") is None:
             # One update a step: the weights at its start are the ones of this forward pass.
             tensors["old_logprobs"] = logprobs.detach()
-        loss, metrics = self.objective(tensors, totals)
-        loss.backward()
+        with self._phase("the loss"):
+            loss, metrics = self.objective(tensors, totals)
+        with self._phase("the backward pass"):
+            loss.backward()
         return loss.detach(), metrics
 
     def _share(self, inputs: Sequence[Batch], targets: Sequence[Batch]) -> range:
@@ -196,7 +232,7 @@ class TitanEngine:
         group = self.built.group("batch")
         if group is None:
             return loss, shares, counts
-        mine = (float(loss), [{k: m.floats() for k, m in share.items()} for share in shares], counts)
+        mine = (float(loss), floats(shares), counts)
         everybody: list[Any] = [None] * self.degrees.data
         dist.all_gather_object(everybody, mine, group=group)
         return (
@@ -253,35 +289,3 @@ class TitanEngine:
 
 def _finite(value: float) -> bool:
     return value - value == 0.0
-
-
-def _uses_flex(config: TitanConfig, device: torch.device) -> bool:
-    if config.attention == "flex" and device.type == "cpu":
-        raise UsageError(
-            "flex attention has no backward pass on CPU", where="trainer.attention", fix="use auto or sdpa"
-        )
-    return config.attention == "flex" or (config.attention == "auto" and device.type == "cuda")
-
-
-def _attention(flex: bool) -> Any:
-    from torchtitan.models.common.attention import FlexAttention
-
-    return FlexAttention.Config() if flex else BlockAttention.Config()
-
-
-class _phase:  # noqa: N801 - reads as a statement
-    """Out of memory becomes an error that names the phase and what to turn down."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: Any, error: BaseException | None, _trace: Any) -> None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-            raise RunError(
-                f"out of memory in {self.name}",
-                fix="lower training.micro_batch_tokens, set training.gradient_checkpointing: true, "
-                "or use more processes (services.trainer.procs)",
-            ) from error

@@ -18,18 +18,23 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.linear import Linear
 
-from forge_host.rl.logprobs import linear_logprobs
+from forge_host.rl.linear import linear_logprobs
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Request:
-    """What the next forward pass should give: log-probabilities of `ids` [N] predicted at stream places `pick` [N]."""
+    """What the next forward pass should give: log-probabilities of `ids` [N] predicted at stream places `pick` [N].
+
+    The rest is `linear_logprobs`'s.
+    """
 
     pick: Tensor
     ids: Tensor
     temperature: float = 1.0
-    chunk: int | None = None
+    block: int | None = None
     with_entropy: bool = False
+    keep_bytes: int = 0
+    fuse: bool = False
 
 
 class LogprobHead(Linear):
@@ -51,5 +56,6 @@ class LogprobHead(Linear):
         request, self.request = self.request, None
         chosen = hidden[0].index_select(0, request.pick)
         return linear_logprobs(
-            chosen, weight, request.ids, request.temperature, request.chunk, with_entropy=request.with_entropy
-        )
+            chosen, weight, request.ids, request.temperature, request.block, request.with_entropy,
+            keep_bytes=request.keep_bytes, fuse=request.fuse,
+        )  # fmt: skip

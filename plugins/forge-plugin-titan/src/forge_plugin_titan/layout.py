@@ -62,6 +62,10 @@ class Layout:
     num_tokens: int
     row_tokens: int
 
+    def to(self, device: torch.device | str) -> Layout:
+        names = ("tokens", "positions", "pick", "ids", "row", "column")
+        return attrs.evolve(self, **{name: send(getattr(self, name), device) for name in names})
+
     def to_rows(self, values: Tensor) -> Tensor:
         """[N] per response token to [B, T] with 0 in the padding; differentiable."""
         return values.new_zeros(self.shape).index_put((self.row, self.column), values)
@@ -93,73 +97,89 @@ def build_layout(
             f"the trainer got inputs without {' and '.join(missing)}",
             fix="pack rows with forge_host.loop.batch.make_batches",
         )
-    stream = inputs["tokens"].reshape(-1).tolist()
+    stream = inputs["tokens"].reshape(-1).cpu()
     prompt_lengths, lengths = targets["prompt_lengths"].tolist(), targets["lengths"].tolist()
     _check(inputs, targets, stream, prompt_lengths, lengths, max_length, vocab_size)
 
-    groups: dict[Any, list[tuple[int, int]]] = {}
-    prompts: dict[Any, list[int]] = {}
-    begin = 0
+    groups: dict[Any, list[int]] = {}  # rows that continue one prompt
+    begins, begin = [], 0
     for row, (p, n) in enumerate(zip(prompt_lengths, lengths, strict=True)):
-        prompt = stream[begin : begin + p]
-        key = tuple(prompt) if share_prompts else row
-        prompts.setdefault(key, prompt)
-        groups.setdefault(key, []).append((row, begin + p))
+        key = stream[begin : begin + p].numpy().tobytes() if share_prompts else row
+        groups.setdefault(key, []).append(row)
+        begins.append(begin)
         begin += p + n
 
-    tokens: list[int] = []
-    positions: list[int] = []
+    parts: list[tuple[int, int, int]] = []  # pieces of the packed rows, as (begin, length, position of its first token)
     segments: list[Segment] = []
-    pick: list[list[int]] = [[] for _ in lengths]
-    for key, members in groups.items():
-        prompt, start = prompts[key], len(tokens)
-        tokens += prompt
-        positions += range(len(prompt))
-        end = len(tokens)
+    starts: list[int] = [0] * len(lengths)  # where in the stream a row's response begins, and its prompt's end
+    ends: list[int] = [0] * len(lengths)
+    length = 0
+    for rows in groups.values():
+        p, start = prompt_lengths[rows[0]], length
         if not share_prompts:  # one segment a row: plain causal attention over prompt and response
-            row, at = members[0]
-            n = lengths[row] - 1
-            tokens += stream[at : at + n]
-            positions += range(len(prompt), len(prompt) + n)
-            segments.append(Segment(start, len(tokens) - start))
-            pick[row] = list(range(end - 1, end + n))
+            n = p + lengths[rows[0]] - 1
+            parts.append((begins[rows[0]], n, 0))
+            segments.append(Segment(start, n))
+            starts[rows[0]], ends[rows[0]] = start + p, start + p
+            length += n
             continue
-        segments.append(Segment(start, len(prompt)))
-        for row, at in members:
-            n, here = lengths[row] - 1, len(tokens)
-            tokens += stream[at : at + n]
-            positions += range(len(prompt), len(prompt) + n)
+        parts.append((begins[rows[0]], p, 0))
+        segments.append(Segment(start, p))
+        length += p
+        for row in rows:
+            n = lengths[row] - 1
+            starts[row], ends[row] = length, start + p
             if n:
-                segments.append(Segment(here, n, start, end))
-            pick[row] = [end - 1, *range(here, here + n)]
-    num_tokens = len(tokens)
+                parts.append((begins[row] + p, n, p))
+                segments.append(Segment(length, n, start, start + p))
+            length += n
+    num_tokens = length
     filling = -num_tokens % multiple
     if filling:
         segments.append(Segment(num_tokens, filling))
-        tokens += [0] * filling
-        positions += [i % (max_length or filling) for i in range(filling)]
 
-    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    columns = torch.cat([torch.arange(n) for n in lengths])
-    response = targets["response"]
+    sizes = torch.tensor([n for _, n, _ in parts])
+    within = _counted(sizes)
+    take = within + torch.repeat_interleave(torch.tensor([b for b, _, _ in parts]), sizes)
+    positions = within + torch.repeat_interleave(torch.tensor([at for _, _, at in parts]), sizes)
+    fill = torch.arange(filling) % (max_length or max(1, filling))
+    counts = torch.tensor(lengths)
+    row_of = torch.repeat_interleave(torch.arange(len(lengths)), counts)
+    column = _counted(counts)
+    # A response's first token is predicted by its prompt's last, the others by the one before them.
+    before = torch.tensor(starts)[row_of] + column - 1
+    response = targets["response"].cpu()
     return Layout(
-        tokens=torch.tensor([tokens], device=device),
-        positions=torch.tensor([positions], device=device),
+        tokens=torch.cat([stream[take], torch.zeros_like(fill)])[None],
+        positions=torch.cat([positions, fill])[None],
         segments=tuple(segments),
-        pick=torch.tensor([i for part in pick for i in part], device=device),
-        ids=response[rows.to(response.device), columns.to(response.device)].to(device),
-        row=rows.to(device),
-        column=columns.to(device),
+        pick=torch.where(column == 0, torch.tensor(ends)[row_of] - 1, before),
+        ids=response[row_of, column],
+        row=row_of,
+        column=column,
         shape=(len(lengths), int(response.shape[1])),
         num_tokens=num_tokens,
         row_tokens=len(stream),
-    )
+    ).to(device)
+
+
+def _counted(sizes: Tensor) -> Tensor:
+    """0, 1, ... up to each size, one after another."""
+    return torch.arange(int(sizes.sum())) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+
+
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on `device`. To a GPU through pinned memory: the host does not wait for the work queued there."""
+    device = torch.device(device)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _check(
     inputs: Mapping[str, Any],
     targets: Mapping[str, Any],
-    stream: list[int],
+    stream: Tensor,
     prompt_lengths: list[int],
     lengths: list[int],
     max_length: int | None,
@@ -180,14 +200,16 @@ def _check(
             f"a prompt with its response has {max(totals)} tokens, training.seq_len is {max_length}",
             fix=f"set training.seq_len to at least {max(totals)}, or lower max_tokens or dataset.max_prompt_tokens",
         )
-    if vocab_size is not None and max(stream) >= vocab_size:
+    if vocab_size is not None and not 0 <= int(stream.min()) <= int(stream.max()) < vocab_size:
+        wrong = int(stream.max()) if int(stream.max()) >= vocab_size else int(stream.min())
         raise UsageError(
-            f"token id {max(stream)} is outside the model's vocabulary of {vocab_size}",
+            f"token id {wrong} is outside the model's vocabulary of {vocab_size}",
             fix="use the tokenizer that came with the model",
         )
-    response = targets["response"]
-    begin = 0
-    for row, (p, n) in enumerate(zip(prompt_lengths, lengths, strict=True)):
-        if stream[begin + p : begin + p + n] != response[row, :n].tolist():
-            raise RunError(f"row {row}: `response` differs from the response tokens in `tokens`")
-        begin += p + n
+    # Every response as it stands in the stream against the padded tensor of the losses.
+    of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    column = _counted(torch.tensor(lengths))
+    begins = torch.tensor(totals).cumsum(0) - torch.tensor(lengths)
+    differs = of[stream[begins[of] + column] != targets["response"].cpu()[of, column]]
+    if len(differs):
+        raise RunError(f"row {int(differs[0])}: `response` differs from the response tokens in `tokens`")

@@ -17,6 +17,8 @@ from typing import Any
 import attrs
 
 from forge_host.errors import UsageError
+from forge_plugin_titan import lora
+from forge_plugin_titan.config import TitanConfig
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +32,12 @@ class ModelSpec:
     parallelize: Callable[..., Any]
     tied: bool
     vocab_size: int
+    lora_scaling: float = 0.0
+    seed: int = 0
+
+    @property
+    def adapters(self) -> bool:
+        return self.lora_scaling != 0.0
 
 
 def _llama() -> tuple[Any, ...]:
@@ -71,13 +79,18 @@ def read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def read_model(path: str, *, seq_len: int, attention: Any, fuse_qkv: bool = False) -> ModelSpec:
+def read_model(
+    path: str, *, seq_len: int, attention: Any, fuse_qkv: bool = False, settings: TitanConfig | None = None,
+    seed: int = 0,
+) -> ModelSpec:  # fmt: skip
     """TorchTitan's configuration of the model in a local Hugging Face folder, its parameters left uninitialised.
 
     Args:
         seq_len: longest sequence, in tokens; sizes the rotary tables.
         attention: configuration of the inner attention.
         fuse_qkv: one matrix for queries, keys and values.
+        settings: adapters; none when it is None.
+        seed: of the adapters' initial values.
 
     Raises:
         UsageError: an unsupported family or setting, or `seq_len` beyond what the model was made for.
@@ -130,9 +143,11 @@ def read_model(path: str, *, seq_len: int, attention: Any, fuse_qkv: bool = Fals
         lm_head=LogprobHead.Config(in_features=dim, out_features=vocab, param_init=skip),
         layers=[block() for _ in range(hf["num_hidden_layers"])],
     )  # fmt: skip
+    settings = settings or TitanConfig()
     return ModelSpec(
-        family=kind, path=path, config=config, adapter=adapter, parallelize=parallelize, tied=tied, vocab_size=vocab
-    )
+        family=kind, path=path, config=lora.with_adapters(config, settings), adapter=adapter, parallelize=parallelize,
+        tied=tied, vocab_size=vocab, lora_scaling=lora.scaling(settings), seed=seed,
+    )  # fmt: skip
 
 
 def _check(path: str, hf: Mapping[str, Any], seq_len: int, scalings: tuple[str, ...]) -> None:

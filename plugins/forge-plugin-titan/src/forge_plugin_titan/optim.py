@@ -38,22 +38,29 @@ class Optimizer:
         compute: dtype of the forward and backward pass.
         copies: turn the model's parameters into `compute` and keep what they were as master weights; False where FSDP
             does the casting.
+        offload: keep the master weights and the optimizer's state in CPU memory; needs `copies`.
 
     `masters` maps names to the weights that are updated, the model's own parameters where no copy is needed.
     """
 
-    def __init__(self, model: nn.Module, training: TrainingConfig, compute: torch.dtype, *, copies: bool) -> None:
+    def __init__(
+        self, model: nn.Module, training: TrainingConfig, compute: torch.dtype, *, copies: bool, offload: bool = False
+    ) -> None:
         self.training = training
         self._model: list[Tensor] = []
         self._copies: list[Tensor] = []
         self.masters: dict[str, Tensor] = {}
         for name, param in model.named_parameters():
-            name = name.replace("_checkpoint_wrapped_module.", "")
-            if not copies or param.dtype == compute:
+            name = name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+            if not param.requires_grad:  # beside adapters
+                param.data = param.data.to(compute) if copies else param.data
+                continue
+            if not copies or (param.dtype == compute and not offload):
                 self.masters[name] = param
                 continue
-            master = param.detach()
-            param.data = master.to(compute)
+            master = param.detach().to("cpu", copy=True) if offload else param.detach()
+            # A copy in any case: with offloading the dtypes may be the same.
+            param.data = param.detach().to(compute, copy=True)
             self.masters[name] = master
             self._model.append(param)
             self._copies.append(master)
@@ -98,9 +105,9 @@ def _into(master: Tensor) -> Any:
         if param.grad is None:
             return
         if master.grad is None:
-            master.grad = param.grad.to(master.dtype)
+            master.grad = param.grad.to(master.device).to(master.dtype)
         else:
-            master.grad.add_(param.grad)
+            master.grad.add_(param.grad.to(master.device))
         param.grad = None
 
     return accumulate

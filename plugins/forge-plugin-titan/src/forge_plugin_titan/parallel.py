@@ -85,12 +85,14 @@ class Built:
 
 
 def build(
-    spec: ModelSpec, degrees: Degrees, training: TrainingConfig, device: torch.device, *, trains: bool = True
-) -> Built:
+    spec: ModelSpec, degrees: Degrees, training: TrainingConfig, device: torch.device, *,
+    trains: bool = True, cpu_offload: bool = False,
+) -> Built:  # fmt: skip
     """The model with its weights in `param_dtype`, on `device`.
 
     Args:
         trains: False builds a frozen model in the compute dtype (a reference model).
+        cpu_offload: shards live in CPU memory (several processes; `Optimizer` does it for one).
 
     Raises:
         UsageError: a setting that cannot be honoured here.
@@ -102,16 +104,12 @@ def build(
         raise UsageError(
             "training.dtype float32 is wider than training.param_dtype bfloat16", fix="set both to float32"
         )
-    if training.compile and device.type == "cpu":
-        raise UsageError(
-            "training.compile needs flex attention, which has no backward pass on CPU",
-            fix="set training.compile: false",
-        )
     world = degrees.data * degrees.tensor
     if world == 1:
         model = _single(spec, training, param if trains else compute, device, trains)
         return Built(model=model)
-    return _distributed(spec, degrees, training, param if trains else compute, device, trains)
+    dtype = param if trains else compute
+    return _distributed(spec, degrees, training, dtype, device, trains, cpu_offload and device.type == "cuda")
 
 
 def _single(spec: ModelSpec, training: TrainingConfig, dtype: torch.dtype, device: torch.device, trains: bool) -> Any:
@@ -130,8 +128,9 @@ def _single(spec: ModelSpec, training: TrainingConfig, dtype: torch.dtype, devic
 
 
 def _distributed(
-    spec: ModelSpec, degrees: Degrees, training: TrainingConfig, param: torch.dtype, device: torch.device, trains: bool
-) -> Built:
+    spec: ModelSpec, degrees: Degrees, training: TrainingConfig, param: torch.dtype, device: torch.device, trains: bool,
+    cpu_offload: bool,
+) -> Built:  # fmt: skip
     from torch.distributed.fsdp import FSDPModule
     from torchtitan.config import CompileConfig
     from torchtitan.config import ParallelismConfig as TitanParallelism
@@ -153,7 +152,9 @@ def _distributed(
     model = spec.parallelize(
         _on_meta(spec, param),
         parallel_dims=dims,
-        training=TitanTraining(mixed_precision_param=training.dtype, mixed_precision_reduce="float32"),
+        training=TitanTraining(
+            mixed_precision_param=training.dtype, mixed_precision_reduce="float32", enable_cpu_offload=cpu_offload
+        ),
         parallelism=parallelism,
         compile_config=CompileConfig(enable=training.compile, components=["model"]),
         ac_config=FullAC.Config(preserve_rng_state=False) if trains and training.gradient_checkpointing else None,
@@ -165,7 +166,8 @@ def _distributed(
             module.set_force_sum_reduction_for_comms(True)
     batch = dims.get_optional_mesh("batch")
     rank = batch.get_local_rank() if batch is not None else 0
-    return Built(model=_fill(model, spec, device, trains), dims=dims, data_rank=rank)
+    filled = _fill(model, spec, device, trains, torch.device("cpu") if cpu_offload else device)
+    return Built(model=filled, dims=dims, data_rank=rank)
 
 
 def _on_meta(spec: ModelSpec, dtype: torch.dtype) -> Any:
@@ -175,10 +177,14 @@ def _on_meta(spec: ModelSpec, dtype: torch.dtype) -> Any:
         return spec.config.build()
 
 
-def _fill(model: Any, spec: ModelSpec, device: torch.device, trains: bool) -> nn.Module:
-    model.to_empty(device=device)
+def _fill(
+    model: Any, spec: ModelSpec, device: torch.device, trains: bool, weights_device: torch.device | None = None
+) -> nn.Module:
+    model.to_empty(device=weights_device or device)
     with torch.no_grad():
-        model.init_states(buffer_device=None)  # ties the head and computes the rotary tables; parameters stay empty
+        # Ties the head, computes the rotary tables, draws adapters; other parameters stay empty.
+        model.init_states(buffer_device=device)
     load_weights(model, spec)
     model.train(trains)
-    return model.requires_grad_(trains)  # type: ignore[no-any-return]
+    # TorchTitan's converter has frozen all but the adapters.
+    return model if trains and spec.adapters else model.requires_grad_(trains)  # type: ignore[no-any-return]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from forge_host.errors import UsageError
+from forge_plugin_titan import lora
 from forge_plugin_titan.models import ModelSpec, read_config
 
 #: A folder's files that belong to the tokenizer or to generation and are handed on unchanged.
@@ -72,6 +73,7 @@ def load_weights(model: nn.Module, spec: ModelSpec) -> None:
             f"{spec.path}: tensor {error} is not one that a {spec.family} model has", fix="check config.json"
         ) from error
     expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    state = {**state, **lora.fresh({k: v for k, v in expected.items() if lora.is_adapter(k)}, spec.seed)}
     found = {k: tuple(v.shape) for k, v in state.items()}
     wrong = sorted(k for k in expected.keys() | found.keys() if expected.get(k) != found.get(k))
     if wrong:
@@ -89,7 +91,7 @@ def load_weights(model: nn.Module, spec: ModelSpec) -> None:
 
 
 def hf_tensors(model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Full tensors of the model under their Hugging Face names, in `dtype`, layer by layer.
+    """Full tensors of the model under their Hugging Face names, in `dtype`, layer by layer, adapters merged.
 
     With sharded parameters every rank must go through the whole iterator: gathering is a collective.
     """
@@ -101,7 +103,8 @@ def hf_tensors(model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> Iterato
         found = re.match(r"layers\.\d+\.", name)
         layers.setdefault(found.group(0) if found else name, {})[name] = value
     for part in layers.values():
-        full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().to(dtype) for k, v in part.items()}
+        full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach() for k, v in part.items()}
+        full = {k: v.to(dtype) for k, v in lora.merged(full, spec.lora_scaling).items()}
         if spec.tied and "tok_embeddings.weight" in full:
             yield "model.embed_tokens.weight", full["tok_embeddings.weight"]
             continue
