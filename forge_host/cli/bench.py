@@ -17,6 +17,7 @@ BENCHES: dict[str, tuple[str, str]] = {
     "generate": ("forge_host.cli.bench_generate:generate", "generation in the host against the engine alone"),
     "sync": ("forge_host.cli.bench_sync:sync", "weight-sync transports against plain copies of the same bytes"),
     "loop": ("forge_host.cli.bench_loop:loop", "a step taken apart: generation, training, their sum, whole steps"),
+    "train": ("forge_host.cli.bench_train:train", "the trainer alone: tokens/s, MFU, memory, where a step's time goes"),
 }
 
 

@@ -94,6 +94,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("time/generate_s", "s", "last", "the trainer's wait for rollouts"),
     Metric("time/train_s", "s", "last", "forward, backward and optimizer"),
     Metric("time/forward_backward_s", "s", "last", "forward and backward pass"),
+    Metric("time/queue_s", "s", "last", "the part of it that the host took to hand work to the GPU"),
     Metric("time/optimizer_s", "s", "last", "optimizer"),
     Metric("time/data_s", "s", "last", "reading and packing examples (supervised training)"),
     Metric("time/ref_s", "s", "last", "reference log-probabilities"),

@@ -1,8 +1,8 @@
 """Fields that several losses have, written once. Torch-free.
 
-    @attrs.frozen(kw_only=True)
-    class MyLoss:
-        clip_low: float = clip_low(0.2)
+@attrs.frozen(kw_only=True)
+class MyLoss:
+    clip_low: float = clip_low(0.2)
 """
 
 from __future__ import annotations

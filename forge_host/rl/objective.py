@@ -104,9 +104,7 @@ class Objective:
         """The step's denominators, from the targets of all its micro-batches and ranks."""
         return StepTotals.of(target["padding_mask"] for target in targets)
 
-    def __call__(
-        self, tensors: Mapping[str, Tensor | None], totals: StepTotals
-    ) -> tuple[Tensor, dict[str, MetricSum]]:
+    def __call__(self, tensors: Mapping[str, Tensor | None], totals: StepTotals) -> tuple[Tensor, dict[str, MetricSum]]:
         """This micro-batch's contribution to the step's loss, and its share of the metrics.
 
         Args:

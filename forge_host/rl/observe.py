@@ -1,14 +1,14 @@
 """Metrics of one micro-batch, the same for every loss. Names and units are those of `metrics.jsonl`.
 
-    policy/loss                    the step's policy loss, without penalties (contributions add up)
-    policy/kl                      nats a token, KL to the reference with the configured estimator, when it is there
-    policy/entropy                 nats a token, when it was computed
-    policy/ratio_mean, ratio_max   pi / pi_old as the loss uses it
-    policy/clip_low, clip_high     share of tokens at which a bound took effect
-    policy/dropped_tokens          tokens left out because a log-probability was not finite
-    policy/effective_sample_size   (sum w)^2 / (n sum w^2) of the weights ratio x correction, 1 when all are equal
-    policy/generator_kl            nats a token, k3 estimate of KL(generator || trainer)
-    correction/clipped, masked     share of tokens whose correction weight was bounded, or set to 0
+policy/loss                    the step's policy loss, without penalties (contributions add up)
+policy/kl                      nats a token, KL to the reference with the configured estimator, when it is there
+policy/entropy                 nats a token, when it was computed
+policy/ratio_mean, ratio_max   pi / pi_old as the loss uses it
+policy/clip_low, clip_high     share of tokens at which a bound took effect
+policy/dropped_tokens          tokens left out because a log-probability was not finite
+policy/effective_sample_size   (sum w)^2 / (n sum w^2) of the weights ratio x correction, 1 when all are equal
+policy/generator_kl            nats a token, k3 estimate of KL(generator || trainer)
+correction/clipped, masked     share of tokens whose correction weight was bounded, or set to 0
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a loss may return when it wants to report more than its value.
 
-    return LossOutput(-torch.min(ratio * advantages, clipped * advantages), ratio=ratio)
+return LossOutput(-torch.min(ratio * advantages, clipped * advantages), ratio=ratio)
 """
 
 from __future__ import annotations

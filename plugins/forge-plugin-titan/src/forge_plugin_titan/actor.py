@@ -9,7 +9,9 @@ role "ref_model": frozen, without an optimizer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from monarch.actor import endpoint
@@ -19,6 +21,8 @@ from forge_host.api import ForgeActor, Receipt
 from forge_plugin_titan.config import TitanConfig
 
 Batches = Sequence[Mapping[str, Any]]
+#: On CPU, keep freed memory: glibc returns big blocks at once, and getting them back took 17% of a step.
+CPU_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
 class TitanTrainer(ForgeActor):
@@ -29,10 +33,11 @@ class TitanTrainer(ForgeActor):
 
     @staticmethod
     def environment(config: TitanConfig, context: Any) -> dict[str, str]:
-        """On CPU, keep freed memory: glibc returns big blocks at once, and getting them back took 17% of a step."""
-        if context.device != "cpu":
-            return {}
-        return {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+        """Memory settings of the device. Compiled code is kept between runs, unless the user has said where."""
+        if context.device == "cpu":
+            return CPU_MEMORY
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(Path.home() / ".cache" / "forge-host" / "inductor")
+        return {"TORCHINDUCTOR_CACHE_DIR": cache}
 
     @endpoint
     async def setup(self) -> None:

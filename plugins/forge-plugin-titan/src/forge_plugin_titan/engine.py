@@ -170,7 +170,10 @@ class TitanEngine:
             counts["filled"] += layout.tokens.shape[1]
             counts["rows"] += layout.row_tokens
             counts["trained"] += int(targets[i]["padding_mask"].sum())
+        queued = time.perf_counter()
         loss, shares, counts = self._reduce(loss, shares, counts)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         middle = time.perf_counter()
         with self._phase("the optimizer step"):
             norm = self.optimizer.clip(self.built.dims)
@@ -191,6 +194,7 @@ class TitanEngine:
             "tokens/shared_share": 1.0 - counts["tokens"] / counts["rows"],
             "tokens/train_per_s": counts["rows"] / seconds,
             "time/forward_backward_s": middle - began,
+            "time/queue_s": queued - began,
             "time/optimizer_s": began + seconds - middle,
         }
         return float(loss)

@@ -1,0 +1,129 @@
+"""The GPU's attentions on a CPU: masks and plans against plain masks, and whole steps with a stand-in kernel."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+import pytest
+import torch
+from forge_plugin_titan.attention import block_plan
+from forge_plugin_titan.config import TitanConfig
+from forge_plugin_titan.device import prepare
+from forge_plugin_titan.layout import Segment
+from titan_helpers import batches, make_rows, objective, save_model
+
+from forge_host.config.schema import ParallelismConfig, TrainingConfig
+from forge_host.errors import UsageError
+
+#: A shared prompt with two responses, a plain row, filling; blocks of 4 are whole, partial and empty.
+SEGMENTS = (
+    Segment(0, 9), Segment(9, 6, 0, 9), Segment(15, 3, 0, 9), Segment(18, 13), Segment(31, 2, 18, 31), Segment(33, 7)
+)  # fmt: skip
+LENGTH = 40
+
+
+def dense(segments=SEGMENTS, length=LENGTH):
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for s in segments:
+        for i in range(s.length):
+            mask[s.start + i, s.start : s.start + i + 1] = True
+            mask[s.start + i, s.prefix : s.prefix_end] = True
+    return mask
+
+
+@pytest.mark.parametrize("block", [4, 8, 16, 128])
+def test_flex_mask_has_every_block_that_is_seen_and_no_other(block):
+    from forge_plugin_titan.flex import flex_mask
+
+    mask, expected = flex_mask(SEGMENTS, "cpu", block), dense()
+    at = torch.arange(LENGTH)
+    assert torch.equal(mask.mask_mod(None, None, at[:, None], at[None]), expected)
+    blocks = -(-LENGTH // block)
+    padded = torch.zeros(blocks * block, blocks * block, dtype=torch.bool)
+    padded[:LENGTH, :LENGTH] = expected
+    tiles = padded.view(blocks, block, blocks, block).transpose(1, 2).flatten(2)
+
+    def chosen(number, columns):
+        out = torch.zeros(blocks, blocks, dtype=torch.bool)
+        for row, (n, order) in enumerate(zip(number[0, 0].tolist(), columns[0, 0].tolist(), strict=True)):
+            out[row, order[:n]] = True
+        return out
+
+    assert torch.equal(chosen(mask.full_kv_num_blocks, mask.full_kv_indices), tiles.all(-1))
+    assert torch.equal(chosen(mask.kv_num_blocks, mask.kv_indices), tiles.any(-1) & ~tiles.all(-1))
+
+
+def stand_in(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    """What flash attention computes for (-1, 0): causal, aligned to the last key of each segment."""
+    assert window_size == (-1, 0) and int((cu_q[1:] - cu_q[:-1]).max()) <= max_q and int(cu_k[-1]) == len(k) <= 10**6
+    at_q, at_k = torch.arange(len(q)), torch.arange(len(k))
+    of_q = torch.searchsorted(cu_q.long(), at_q, right=True) - 1
+    of_k = torch.searchsorted(cu_k.long(), at_k, right=True) - 1
+    offset = (cu_k[1:] - cu_k[:-1]) - (cu_q[1:] - cu_q[:-1])
+    last = at_q - cu_q[of_q] + offset[of_q]
+    mask = (of_q[:, None] == of_k[None]) & ((at_k - cu_k[of_k])[None] <= last[:, None])
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=enable_gqa)
+    return out[0].transpose(0, 1)
+
+
+def test_varlen_and_blocks_attend_alike(monkeypatch):
+    from forge_plugin_titan import varlen
+    from forge_plugin_titan.attention import BlockAttention
+
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, LENGTH, n, 8, requires_grad=True) for n in (4, 2, 2))
+    found = []
+    for inner, plan in ((varlen.SegmentVarlen, varlen.varlen_plan), (BlockAttention, block_plan)):
+        out = inner.Config().build()(q, k, v, attention_masks=plan(SEGMENTS, "cpu"), enable_gqa=True)
+        found.append((out, *torch.autograd.grad((out * out).sum(), (q, k, v))))
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_step_with_varlen_is_the_step_with_blocks(tmp_path, monkeypatch, compiled):
+    """Compiled means traced whole, forward and backward, also when lengths change; kernels are torch's own."""
+    import torchtitan.config
+    from forge_plugin_titan import engine, varlen
+
+    prepare("cpu", num_threads=1)
+    save_model(str(tmp_path), "qwen3")
+    training = TrainingConfig(dtype="float32", seq_len=64, learning_rate=1e-3)
+    plain = engine.TitanEngine(TitanConfig(), str(tmp_path), training, ParallelismConfig(), objective())
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    monkeypatch.setattr(engine, "choose_attention", lambda *_: "varlen")
+    traced = functools.partial(torchtitan.config.CompileConfig, backend="aot_eager")
+    monkeypatch.setattr(torchtitan.config, "CompileConfig", traced)
+    training = attrs.evolve(training, compile=compiled)
+    other = engine.TitanEngine(TitanConfig(), str(tmp_path), training, ParallelismConfig(), objective())
+    for seed, groups in ((0, 3), (1, 6), (2, 14)):
+        step = batches([make_rows(seed=seed, groups=groups, per_group=5)])
+        assert other.train_step(*step) == pytest.approx(plain.train_step(*step), abs=1e-5)
+        norms = [e.metrics()["policy/grad_norm"] for e in (other, plain)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "training", "device", "message"),
+    [
+        ({"attention": "varlen"}, {}, "cpu", "flash attention needs a GPU"),
+        ({"attention": "varlen"}, {"dtype": "float32"}, "cuda", "does not compute in float32"),
+        ({"attention": "sdpa"}, {"compile": True}, "cuda", "needs flex or varlen attention"),
+        ({}, {"compile": True}, "cpu", "needs flex or varlen attention"),
+    ],
+)
+def test_attention_that_cannot_run_is_refused(config, training, device, message):
+    from forge_plugin_titan.kernels import choose_attention
+
+    with pytest.raises(UsageError, match=message):
+        choose_attention(TitanConfig(**config), TrainingConfig(**training), torch.device(device))
+
+
+def test_auto_attention():
+    from forge_plugin_titan.kernels import choose_attention
+
+    assert choose_attention(TitanConfig(), TrainingConfig(), torch.device("cpu")) == "sdpa"
+    assert choose_attention(TitanConfig(), TrainingConfig(compile=True), torch.device("cuda")) == "flex"
