@@ -42,13 +42,13 @@ class MetricSum:
 
 def floats(shares: Sequence[Mapping[str, MetricSum]]) -> list[dict[str, MetricSum]]:
     """The same shares as plain floats, which pickle without a device. Few transfers, however many there are."""
-    tensors = [v for share in shares for m in share.values() for v in (m.total, m.weight, m.square)]
-    tensors = [v for v in tensors if isinstance(v, Tensor)]
+    values = [v for share in shares for m in share.values() for v in (m.total, m.weight, m.square)]
+    tensors = [v for v in values if isinstance(v, Tensor)]
     found: dict[int, float] = {}
     for kind in {(t.device, t.dtype) for t in tensors}:
         here = [t for t in tensors if (t.device, t.dtype) == kind]
-        values = torch.stack([t.detach().reshape(()) for t in here]).tolist()
-        found |= {id(t): value for t, value in zip(here, values, strict=True)}
+        numbers = torch.stack([t.detach().reshape(()) for t in here]).tolist()
+        found |= {id(t): float(number) for t, number in zip(here, numbers, strict=True)}
 
     def plain(value: Number) -> float:
         return found[id(value)] if isinstance(value, Tensor) else float(value)

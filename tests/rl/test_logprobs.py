@@ -171,3 +171,40 @@ def test_peak_memory(how: str) -> None:
 def test_peak_memory_of_the_full_size(how: str) -> None:
     """[8, 1024, 151936]; needs 6 GiB."""
     assert peak_share(8 * 1024, 151936, how) < 1.3
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_fused_passes_give_the_same(compiled: bool, with_entropy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA compiles, here as plain functions and compiled for the CPU; some tokens have no weight."""
+    from forge_host.rl import linear
+
+    if not compiled:
+        monkeypatch.setattr(linear, "_fused_stats", linear._stats)
+        monkeypatch.setattr(linear, "_fused_grad", linear._grad)
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(12, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(70, 16, generator=generator, requires_grad=True)
+    ids = torch.randint(70, (12,), generator=generator)
+    upstream = torch.randn(12, generator=generator) * (torch.arange(12) % 3 > 0)
+    found = []
+    for fuse, keep in ((False, 0), (True, 0), (True, 2 * 12 * 32 * 4), (False, 10**9)):
+        options = linear._Options(
+            temperature=0.7, block=32, with_entropy=with_entropy, dtype=torch.float32, keep_bytes=keep, fuse=fuse
+        )
+        logprobs, entropy = linear._LinearLogprobs.apply(hidden, weight, ids, options)
+        total = (logprobs * upstream).sum() + ((entropy * upstream).sum() if with_entropy else 0.0)
+        grads = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
+        again = torch.autograd.grad(total, (hidden, weight))  # what was kept is made again
+        assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
+        found.append((logprobs, entropy, *grads))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_are_aligned() -> None:
+    from forge_host.rl.linear import _block
+
+    assert all(_block(n, device) % 512 == 0 for n in (1, 3000, 10**7) for device in ("cpu", "cuda"))
+    assert _block(3072, "cuda") > 3 * _block(3072, "cpu")

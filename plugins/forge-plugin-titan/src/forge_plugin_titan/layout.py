@@ -64,7 +64,8 @@ class Layout:
 
     def to(self, device: torch.device | str) -> Layout:
         names = ("tokens", "positions", "pick", "ids", "row", "column")
-        return attrs.evolve(self, **{name: send(getattr(self, name), device) for name in names})
+        moved: dict[str, Any] = {name: send(getattr(self, name), device) for name in names}
+        return attrs.evolve(self, **moved)
 
     def to_rows(self, values: Tensor) -> Tensor:
         """[N] per response token to [B, T] with 0 in the padding; differentiable."""

@@ -82,8 +82,8 @@ class SegmentVarlen(FlexAttention):
         k, v = k_BLNH[0], v_BLNH[0]
         if plan.take is not None:
             k, v = _Rows.apply(k, plan.take), _Rows.apply(v, plan.take)
-        out = varlen_attn(
+        out: Any = varlen_attn(
             q_BLNH[0], k, v, plan.queries, plan.keys, plan.max_queries, plan.max_keys,
             scale=scale, window_size=(-1, 0), enable_gqa=enable_gqa,
         )  # fmt: skip
-        return out[None]  # type: ignore[index]
+        return out[None]  # type: ignore[no-any-return]
