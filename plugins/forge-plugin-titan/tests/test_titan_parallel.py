@@ -17,39 +17,68 @@ from forge_host.errors import UsageError
 TRAINING = TrainingConfig(dtype="float32", seq_len=64, learning_rate=1e-3, max_grad_norm=0.5)
 
 
+LORA = {"lora_rank": 4}
 CASES = {
     "shard": (ParallelismConfig(), TRAINING),
     "tensor": (ParallelismConfig(tensor_parallel_degree=2), TRAINING),
+    "lora-shard": (ParallelismConfig(), TRAINING),
+    "lora-tensor": (ParallelismConfig(tensor_parallel_degree=2), TRAINING),
     "replicate": (ParallelismConfig(data_parallel_replicate_degree=2, data_parallel_shard_degree=1), TRAINING),
     "bfloat16": (ParallelismConfig(), attrs.evolve(TRAINING, dtype="bfloat16", gradient_checkpointing=True)),
 }
 FAMILIES = ("llama", "qwen3")
 
 
-def three_steps(folder, parallelism, training, out):
-    """Two steps, a checkpoint, a third step, and the same third step from the checkpoint."""
+def three_steps(folder, parallelism, training, out, lora=False):
+    """Two steps, a checkpoint, a third step, and the same third step from the checkpoint; gradients of the first."""
     from forge_plugin_titan.config import TitanConfig
     from forge_plugin_titan.engine import TitanEngine
 
     def make():
-        return TitanEngine(TitanConfig(fuse_qkv=False), folder, training, parallelism, objective())
+        config = TitanConfig(fuse_qkv=False, **(LORA if lora else {}))
+        return TitanEngine(config, folder, training, parallelism, objective())
 
     engine = make()
     rows = make_rows(seed=1, groups=4, per_group=4)
     inputs, targets = batches([rows[:8], rows[8:]])
+    gradients = first_gradients(make(), inputs, targets)
     steps = []
     for _ in range(2):
         loss = engine.train_step(inputs, targets)
         steps.append((loss, engine.metrics()["policy/grad_norm"], engine.metrics()["tokens/trained"]))
     logprobs = engine.logprobs(inputs, targets)
     weights = {name: tensor.clone() for name, tensor in engine.named_tensors()}
+    state = [v for s in engine.optimizer.adamw.state.values() for v in s.values() if v.dim()]
+    moments = sum(local(v).numel() for v in state)
     engine.save(f"{out}/state")
     engine.save_hf(f"{out}/hf")
     third = engine.train_step(inputs, targets)
     again = make()
     again.load(f"{out}/state")
     resumed = again.train_step(inputs, targets)
-    return {"steps": steps, "logprobs": logprobs, "weights": weights, "third": third, "resumed": resumed}
+    return {
+        "steps": steps, "logprobs": logprobs, "weights": weights, "third": third, "resumed": resumed,
+        "gradients": gradients, "moments": moments,
+    }  # fmt: skip
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def first_gradients(engine, inputs, targets):
+    """Whole gradients of the first step, before clipping."""
+    found = {}
+
+    def take(*_):
+        for name, master in engine.optimizer.masters.items():
+            grad = master.grad
+            found[name] = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).clone()
+        return torch.zeros(())
+
+    engine.optimizer.clip = take
+    engine.train_step(inputs, targets)
+    return found
 
 
 def run_rank(rank, port, base):
@@ -62,7 +91,8 @@ def run_rank(rank, port, base):
     prepare("cpu", num_threads=1, timeout_s=60)
     for family in FAMILIES:
         for case, (parallelism, training) in CASES.items():
-            found = three_steps(f"{base}/{family}", parallelism, training, f"{base}/{family}-{case}")
+            out = f"{base}/{family}-{case}"
+            found = three_steps(f"{base}/{family}", parallelism, training, out, case.startswith("lora"))
             torch.save(found, f"{base}/{family}-{case}.{rank}.pt")
 
 
@@ -89,6 +119,14 @@ def alone(request, base):
     return request.param, three_steps(str(base / request.param), ParallelismConfig(), TRAINING, str(out))
 
 
+@pytest.fixture(scope="module")
+def alone_with_lora(alone, base):
+    family, _ = alone
+    return family, three_steps(
+        str(base / family), ParallelismConfig(), TRAINING, str(base / f"{family}-alone-lora"), lora=True
+    )
+
+
 def ranks(base, family, case):
     return [torch.load(base / f"{family}-{case}.{rank}.pt") for rank in range(2)]
 
@@ -96,8 +134,37 @@ def ranks(base, family, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["shard", "tensor", "replicate"])
 def test_two_processes_take_the_steps_of_one(base, alone, case):
+    same_steps(*alone, ranks(base, alone[0], case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["lora-shard", "lora-tensor"])
+def test_two_processes_train_the_adapters_of_one(base, alone_with_lora, case):
+    same_steps(*alone_with_lora, ranks(base, alone_with_lora[0], case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["shard", "tensor", "replicate", "lora-shard", "lora-tensor"])
+def test_gradients_agree(base, alone, alone_with_lora, case):
+    """In float32, relative to the largest gradient of each matrix, 1e-5."""
+    family, expected = alone_with_lora if case.startswith("lora") else alone
+    for found in ranks(base, family, case):
+        assert found["gradients"].keys() == expected["gradients"].keys()
+        for name, gradient in expected["gradients"].items():
+            limit = 1e-5 * float(gradient.abs().max()) + 1e-9
+            torch.testing.assert_close(found["gradients"][name], gradient, rtol=0, atol=limit, msg=name)
+
+
+@pytest.mark.slow
+def test_shards_share_the_optimizers_state(base, alone):
     family, expected = alone
-    both = ranks(base, family, case)
+    both = [found["moments"] for found in ranks(base, family, "shard")]
+    assert sum(both) == expected["moments"]
+    assert max(both) < 0.6 * expected["moments"]
+    assert all(found["moments"] == expected["moments"] for found in ranks(base, family, "replicate"))
+
+
+def same_steps(family, expected, both):
     for found in both:
         for (loss, norm, tokens), (loss1, norm1, tokens1) in zip(found["steps"], expected["steps"], strict=True):
             assert loss == pytest.approx(loss1, abs=1e-5)
