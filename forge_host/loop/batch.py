@@ -12,6 +12,7 @@ response tensors are [B, T], padded on the right, True in `padding_mask` where a
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,36 +131,33 @@ def make_batches(rows: Sequence[Row], bins: int) -> tuple[list[dict[str, Any]], 
 
 def pack(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
     """Concatenate the rows' prompts and responses; positions restart at 0 in every row."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    ids: list[int] = []
-    for index, row in enumerate(rows):
-        sequence = [*row.completion.prompt_ids, *row.completion.token_ids]
-        tokens += sequence
-        positions += range(len(sequence))
-        ids += [index] * len(sequence)
+    tokens = array("q")
+    for row in rows:
+        tokens.extend(row.completion.prompt_ids)
+        tokens.extend(row.completion.token_ids)
+    lengths = torch.tensor([row.num_tokens for row in rows])
+    starts = torch.cumsum(lengths, 0) - lengths
     return {
-        "tokens": torch.tensor([tokens]),
-        "positions": torch.tensor([positions]),
-        "sequence_ids": torch.tensor([ids]),
+        "tokens": _tensor(tokens, torch.int64)[None],
+        "positions": (torch.arange(len(tokens)) - torch.repeat_interleave(starts, lengths))[None],
+        "sequence_ids": torch.repeat_interleave(torch.arange(len(rows)), lengths)[None],
     }
 
 
 def targets(rows: Sequence[Row]) -> dict[str, torch.Tensor | None]:
     """The response-aligned tensors of some rows, padded to the longest response."""
-    width = max(len(row.completion.token_ids) for row in rows)
     lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
-    counts = torch.tensor([row.counts for row in rows])
-    mask = own_tokens(rows, width) & counts[:, None]
-    refs = [row.ref_logprobs for row in rows]
+    width = int(lengths.max())
+    valid = torch.arange(width) < lengths[:, None]
+    mask = own_tokens(rows, width) & torch.tensor([row.counts for row in rows])[:, None]
+    refs = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
+    sampled = all(row.sampled for row in rows)
     return {
-        "response": _pad([torch.tensor(row.completion.token_ids) for row in rows], width, torch.int64),
+        "response": _pad(_flat("q", [row.completion.token_ids for row in rows]), valid),
         "padding_mask": mask,
-        "generator_logprobs": _pad([torch.tensor(row.completion.logprobs) for row in rows], width, torch.float32)
-        if all(row.sampled for row in rows)
-        else None,
-        "advantages": _pad([_spread(row) for row in rows], width, torch.float32),
-        "ref_logprobs": None if any(r is None for r in refs) else _pad(refs, width, torch.float32),
+        "generator_logprobs": _pad(_flat("f", [row.completion.logprobs for row in rows]), valid) if sampled else None,
+        "advantages": _advantages(rows, valid),
+        "ref_logprobs": _pad(torch.cat(refs).float(), valid) if len(refs) == len(rows) else None,
         "prompt_lengths": torch.tensor([len(row.completion.prompt_ids) for row in rows]),
         "lengths": lengths,
         "group_ids": torch.tensor([row.group_id for row in rows]),
@@ -171,23 +169,45 @@ def own_tokens(rows: Sequence[Row], width: int) -> torch.Tensor:
     """True at the rows' tokens, those of other speakers left out. [N, width] bool"""
     lengths = torch.tensor([len(row.completion.token_ids) for row in rows])
     mask = torch.arange(width) < lengths[:, None]
-    for place, row in zip(mask, rows, strict=True):
+    for index, row in enumerate(rows):
         if row.mask is not None:
-            place[: len(row.mask)] &= torch.tensor(row.mask)
+            mask[index, : len(row.mask)] &= torch.tensor(row.mask)
     return mask
 
 
-def _spread(row: Row) -> torch.Tensor:
-    num_tokens = len(row.completion.token_ids)
-    value = torch.as_tensor(row.advantage, dtype=torch.float32)
-    return value.expand(num_tokens) if value.dim() == 0 else value[:num_tokens]
+def _advantages(rows: Sequence[Row], valid: torch.Tensor) -> torch.Tensor:
+    """[B, T] float32, 0 in padding."""
+    if all(_is_number(row.advantage) for row in rows):
+        return torch.where(valid, torch.tensor([float(row.advantage) for row in rows])[:, None], 0.0)
+    spread = []
+    for row in rows:
+        value, num_tokens = torch.as_tensor(row.advantage, dtype=torch.float32), len(row.completion.token_ids)
+        spread.append(value.expand(num_tokens) if value.dim() == 0 else value[:num_tokens])
+    return _pad(torch.cat(spread), valid)
 
 
-def _pad(rows: Sequence[Any], width: int, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.zeros(len(rows), width, dtype=dtype)
-    for target, row in zip(out, rows, strict=True):
-        target[: len(row)] = row
-    return out
+def _is_number(value: torch.Tensor | float) -> bool:
+    return not isinstance(value, torch.Tensor) or value.dim() == 0
+
+
+#: One conversion of all rows' numbers: a tensor a row costs more than the host's whole share of a step.
+_DTYPES = {"q": torch.int64, "f": torch.float32}
+
+
+def _flat(code: str, rows: Sequence[Sequence[Any]]) -> torch.Tensor:
+    numbers = array(code)
+    for row in rows:
+        numbers.extend(row)
+    return _tensor(numbers, _DTYPES[code])
+
+
+def _tensor(numbers: array[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(numbers, dtype=dtype) if len(numbers) else torch.empty(0, dtype=dtype)
+
+
+def _pad(flat: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """The rows' values after each other to [B, T], 0 in padding."""
+    return torch.zeros(valid.shape, dtype=flat.dtype).masked_scatter_(valid, flat)
 
 
 def unpad(tensor: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:

@@ -28,6 +28,7 @@ from forge_host.types import Completion, Episode, Group, Verdict
 
 log = structlog.get_logger()
 CURRENT = "rollouts.jsonl"
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make an encoder for every line
 MB = 1_000_000
 #: What the roller writes into a completion's metadata: seconds that its group was waited for.
 TIMED = ("generate_s", "reward_s")
@@ -50,7 +51,7 @@ class RolloutRecord:
         """A group's episodes; `step` is the one they were rolled out for."""
         for episode in group.episodes:
             row = episode_row(step, group, episode, verdict) | self._tokens(episode)
-            self._out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._out.write(_encode(row) + "\n")
         self._out.flush()
         if self._out.tell() >= self._part:
             self._rotate()

@@ -71,7 +71,7 @@ class Roller:
                     f"the generator returned {len(completion.token_ids)} tokens of prompt {prompt.id} with "
                     f"{len(completion.policy_versions)} policy versions; no token is trained on without one"
                 )
-        return [_timed(c, generate_s=seconds) for c in completions]
+        return [_timed(completion, generate_s=seconds) for completion in completions]
 
     async def episodes(self, group_id: str, prompt: Prompt, params: SamplingParams | None = None) -> list[Episode]:
         """`params.n` graded responses, or conversations where the run has an environment."""
@@ -93,7 +93,7 @@ class Roller:
                 episodes, _ = await self._grade(group_id, prompt, completions)
         seconds = time.perf_counter() - began
         self.spans.reward += seconds
-        return [attrs.evolve(e, completion=_timed(e.completion, reward_s=seconds)) for e in episodes]
+        return [_graded_in(episode, seconds) for episode in episodes]
 
     async def _grade(
         self, group_id: str, prompt: Prompt, completions: Sequence[Completion]
@@ -132,7 +132,15 @@ class Roller:
 
 def _timed(completion: Completion, **seconds: float) -> Completion:
     """With how long its group took, for the record."""
+    if isinstance(completion.metadata, dict):  # what came from another process is nobody else's; a copy costs 20 us
+        completion.metadata.update(seconds)
+        return completion
     return attrs.evolve(completion, metadata={**completion.metadata, **seconds})
+
+
+def _graded_in(episode: Episode, seconds: float) -> Episode:
+    timed = _timed(episode.completion, reward_s=seconds)
+    return episode if timed is episode.completion else attrs.evolve(episode, completion=timed)
 
 
 def ungraded(group_id: str, prompt: Prompt, completions: Sequence[Completion], error: str) -> list[Episode]:

@@ -92,7 +92,7 @@ class Stepper:
             token_kl=await self._token_kl(rows, parts, inputs, int(lengths.max())) if in_reward else None,
             row_constant="sequence-advantages" in self.plan.loss.needs,
         )
-        for row, value in zip(rows, values, strict=True):
+        for row, value in zip(rows, values.tolist() if values.dim() == 1 else values, strict=True):
             row.advantage = value
 
     async def _token_kl(

@@ -16,8 +16,7 @@ import forge_host.testing.faults
 ROLES = Path(__file__).parents[1] / "loop" / "fake_roles.py"
 
 
-@pytest.fixture(scope="session")
-def letters_model(tmp_path_factory) -> str:
+def write_letters_model(path: Path) -> str:
     """A Hugging Face folder with a letter tokenizer; token i is the i-th letter, as the fakes write it."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -25,10 +24,14 @@ def letters_model(tmp_path_factory) -> str:
     vocab = {chr(ord("a") + i): i for i in range(16)}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="b"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    path = tmp_path_factory.mktemp("letters")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="a").save_pretrained(path)
     (path / "config.json").write_text(json.dumps({"model_type": "table", "vocab_size": 16}))
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def letters_model(tmp_path_factory) -> str:
+    return write_letters_model(tmp_path_factory.mktemp("letters"))
 
 
 @pytest.fixture

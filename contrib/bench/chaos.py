@@ -1,0 +1,117 @@
+"""Kill one generator replica, reward worker or reference replica at a random moment of a run; twenty times.
+
+    python contrib/bench/chaos.py [--runs 20] [--seed 0] [--keep DIR]
+
+Each run is a whole `forge-host run` of the table model of tests/loop: real Monarch processes, two generator replicas,
+two reward workers, a reference model, rollouts one version ahead. The moment is uniform over the length of a run,
+start-up included; the target is one process of those roles that is there at that moment. A run passes when it ends with
+exit code 0 after all its steps, its ledger gives every episode one fate and none two, every step trained on a whole
+batch, and no process is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from forge_host.loop.ledger import check_ledger
+from forge_host.testing.faults import hit, started
+
+ROLES = Path(__file__).resolve().parents[2] / "tests" / "loop" / "fake_roles.py"
+TARGETS = ("generator", "reward", "ref_model")
+STEPS, BATCH, SAMPLES = 12, 4, 8
+
+
+def configuration(folder: Path) -> Path:
+    """A configuration of the table model, with its tokenizer and prompts, in `folder`."""
+    sys.path.insert(0, str(ROLES.parents[1] / "support"))
+    from fake_runs import write_letters_model
+
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": w, "answer": "b"}) + "\n" for w in ("cab", "bad", "face", "deaf")))
+    two = {"num_replicas": 2}
+    config = {
+        "name": "chaos", "model": write_letters_model(folder / "model"), "rewards": [f"{ROLES}:share_of_b"],
+        "dataset": {"path": str(prompts), "chat": False}, "run_dir": str(folder / "runs"), "kl": {"beta": 0.01},
+        "training": {"batch_size": BATCH, "max_steps": STEPS, "seq_len": 64, "max_policy_age": 1},
+        "algorithm": {"use": "fake-roles/fake", "n_samples": SAMPLES, "max_tokens": 8},
+        "generator": {"use": "fake-roles/fake", "delay_s": 0.2}, "trainer": {"use": "fake-roles/fake", "delay_s": 0.1},
+        "services": {"generator": two, "reward": two}, "monarch": {"shutdown_timeout": 5},
+    }  # fmt: skip
+    (folder / "c.yaml").write_text(json.dumps(config))
+    return folder / "c.yaml"
+
+
+def one(config: Path, run_dir: Path, moment_s: float | None, chooser: random.Random) -> dict[str, Any]:
+    """One run, with a kill `moment_s` seconds after its start; what happened."""
+    command = [sys.executable, "-m", "forge_host.cli.main", "run", str(config), "--plugin-file", str(ROLES)]
+    env = {**os.environ, "FORGE_TEST_MARK": str(run_dir)}
+    began, hit_one = time.monotonic(), None
+    with open(run_dir.with_suffix(".out"), "w") as out:
+        process = subprocess.Popen([*command, "--run-dir", str(run_dir)], stdout=out, stderr=out, env=env)
+        if moment_s is not None:
+            while hit_one is None and process.poll() is None:
+                time.sleep(max(0.02, began + moment_s - time.monotonic()))
+                there = [p for p in processes(run_dir) if p.role in TARGETS]
+                if there:
+                    hit_one = chooser.choice(there)
+                    hit(hit_one.pid, "kill")
+        code = process.wait(timeout=300)
+    text = run_dir.with_suffix(".out").read_text()
+    result: dict[str, Any] = {"target": hit_one.mesh if hit_one else "-", "code": code, "s": time.monotonic() - began}
+    if code != 0:
+        return {**result, "problem": text.strip().splitlines()[-1]}
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    counts = check_ledger(run_dir)
+    result |= counts | {"restarts": text.count("replica lost, restarting")}
+    time.sleep(0.5)
+    left = [p.pid for p in started(run_dir) if Path(f"/proc/{p.pid}").exists()]
+    if steps != list(range(1, STEPS + 1)):
+        result["problem"] = f"steps {steps}"
+    elif counts["trained"] + counts.get("dropped", 0) < STEPS * BATCH * SAMPLES:
+        result["problem"] = f"a step trained on less than its batch: {counts}"
+    elif left:
+        result["problem"] = f"left behind: {left}"
+    return result
+
+
+def processes(run_dir: Path) -> list[Any]:
+    """Those of the run that are alive now."""
+    if not (run_dir / "logs" / "controller.jsonl").exists():
+        return []
+    return [p for p in started(run_dir) if Path(f"/proc/{p.pid}").exists()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="keep the run directories here")
+    options = parser.parse_args()
+    chooser = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = configuration(folder)
+        calm = one(config, folder / "calm", None, chooser)
+        print(f"without a kill: {calm}", flush=True)
+        passed = 0
+        for number in range(options.runs):
+            moment = chooser.uniform(0.0, calm["s"] - 1.0)
+            result = one(config, folder / f"run-{number:02}", moment, chooser)
+            passed += "problem" not in result
+            print(f"{number:2} at {moment:4.1f} s: {result}", flush=True)
+    print(f"{passed} of {options.runs} runs finished, each with every episode accounted for")
+    sys.exit(passed != options.runs)
+
+
+if __name__ == "__main__":
+    main()
