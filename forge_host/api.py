@@ -105,7 +105,12 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Tasks in a stable order. `fingerprint` identifies the content; `position` counts prompts already given."""
+    """Tasks in a stable order. `fingerprint` identifies the content.
+
+    One that learns which prompts are worth giving may also have `observe(group)`, told of every scored group;
+    `wants(prompt, draw)`, False to pass a prompt over this time (`draw` is uniform in [0, 1)); `state_dict()` and
+    `load_state_dict(state)`, plain data that checkpoints keep; and `metrics()`. See the dataset `curriculum`.
+    """
 
     def __iter__(self) -> Iterator[Prompt]: ...
 

@@ -23,6 +23,9 @@ def forge_datasets(host: HostInfo) -> Iterable[ComponentSpec]:
         ComponentSpec(
             "jsonl", "forge_host.builtin.jsonl:JsonLines", "a .jsonl file of prompts, read line by line from disk"
         ),
+        ComponentSpec(
+            "curriculum", "forge_host.builtin.curriculum:Curriculum", "prompts not always or never solved, more often"
+        ),
         ComponentSpec("mix", "forge_host.builtin.mix:Mix", "several datasets as one, in given shares"),
     ]
 

@@ -52,7 +52,7 @@ class Mix:
         Raises:
             UsageError: a part has no length.
         """
-        uses = [_use(part) for part in self.parts]
+        uses = [data_use(part) for part in self.parts]
         self._datasets = [host.build("dataset", use) for use in uses]
         for use, dataset in zip(uses, self._datasets, strict=True):
             if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -98,7 +98,7 @@ def schedule(sizes: Sequence[int], weights: Sequence[float], count: int | None) 
     return parts, places
 
 
-def _use(part: Use) -> Use:
+def data_use(part: Use) -> Use:
     """A component, or the one that reads a data file."""
     name = DATA_FILES.get(Path(part.ref).suffix.lower())
     return part if name is None else Use(name, {"path": part.ref, **part.config})

@@ -70,6 +70,7 @@ def show(setup: Setup, num: int, count: int, as_json: bool) -> None:
         "tokens": _spread(tokens),
         "trained_tokens": _spread(trained) if trained else None,
         "examples": [attrs.asdict(item) for item in shown],
+        "dropped": dict(getattr(dataset, "dropped", {})),
         "seconds": time.perf_counter() - began,
     }
     if as_json:
@@ -141,6 +142,8 @@ def _print(report: dict[str, Any], shown: Sequence[Shown]) -> None:
         f"tokens of the first {report['counted']}: min {tokens['min']}, mean {tokens['mean']:.1f}, "
         f"max {tokens['max']}, total {tokens['total']}; {report['left_out']} left out as too long"
     )
+    if any(report["dropped"].values()):
+        print("left out by the dataset: " + ", ".join(f"{n} {reason}" for reason, n in report["dropped"].items() if n))
     if report["trained_tokens"]:
         share = report["trained_tokens"]["total"] / tokens["total"]
         print(f"trained on: {report['trained_tokens']['total']} tokens ({share:.0%})")

@@ -150,7 +150,7 @@ class Controller:
             self.buffer.rejected.total() - self._rejected_before,
             self.buffer.rejected.total(),
         )
-        metrics |= reward_metrics(groups) | evaluated
+        metrics |= reward_metrics(groups) | evaluated | self.stream.metrics()
         for sentence in self.constant_rewards(metrics):
             log.warning(sentence)
         metrics |= {
@@ -295,6 +295,7 @@ class Controller:
         try:
             group, verdict = await self.roller.roll(_group_id(ticket, prompt), prompt)
             self.directory.record(self.step + 1, group, verdict)
+            self.stream.observe(group)
             self.host.hooks.forge_group_scored(run=self.info, group=group)
             self._count_reward_errors(group)
             if verdict.keep:

@@ -80,7 +80,9 @@ class Ledger:
         self._ready.discard(group_id)
         if missing := asked - episodes:
             fate["dropped"]["the generator returned fewer"] = list(range(episodes, episodes + missing))
-        self._write({"step": step, "group": group_id, "episodes": asked, **fate})
+        total = max(asked, episodes)  # an environment may make several episodes of one conversation
+        self._count["requested"] += total - asked
+        self._write({"step": step, "group": group_id, "episodes": total, **fate})
 
     def _write(self, row: dict[str, Any]) -> None:
         self._add(row)

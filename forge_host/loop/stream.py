@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from forge_host.api import Dataset, Prompt, UsageError
+from forge_host.api import Dataset, Group, Prompt, UsageError
 
 BUFFER = 1024  # prompts that a dataset without length is shuffled through
 
@@ -40,8 +40,9 @@ class PromptStream(Iterator[Prompt]):
         self.dataset, self.seed, self.shuffle, self.keep = dataset, seed, shuffle, keep
         self.epoch = 0
         self.position = 0  # prompts of this epoch already taken from the dataset, dropped ones included
-        self.dropped = 0
+        self.dropped = self.skipped = 0  # left out by `keep`; passed over by the dataset's own `wants`
         self._given = 0  # prompts of this epoch that were kept
+        self._unwanted, self._all = 0, False
         self._source: Iterator[Prompt] | None = None
 
     def __next__(self) -> Prompt:
@@ -50,18 +51,23 @@ class PromptStream(Iterator[Prompt]):
                 self._source = self._order(self.epoch, self.position)
             for prompt in self._source:
                 self.position += 1
-                if self.keep is None or self.keep(prompt):
+                if self.keep is not None and not self.keep(prompt):
+                    self.dropped += 1
+                elif not self._wanted(prompt):
+                    self.skipped += 1
+                    self._unwanted += 1
+                else:
                     self._given += 1
                     return prompt
-                self.dropped += 1
             if self.position == 0:
                 raise UsageError("dataset is empty")
-            if self._given == 0:
+            if self._given == 0 and self._unwanted == 0:
                 raise UsageError(
                     f"none of the dataset's {self.position} prompts can be used, each was left out",
                     fix="check dataset.max_prompt_tokens and training.seq_len",
                 )
-            self.epoch, self.position, self._given, self._source = self.epoch + 1, 0, 0, None
+            self._all = self._given == 0  # nothing was wanted: the next epoch gives everything
+            self.epoch, self.position, self._given, self._unwanted, self._source = self.epoch + 1, 0, 0, 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, as plain data."""
@@ -70,6 +76,8 @@ class PromptStream(Iterator[Prompt]):
             "position": self.position,
             "given": self._given,
             "dropped": self.dropped,
+            "skipped": [self.skipped, self._unwanted, self._all],
+            "learned": self.dataset.state_dict() if hasattr(self.dataset, "state_dict") else None,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "fingerprint": self.dataset.fingerprint(),
@@ -86,6 +94,27 @@ class PromptStream(Iterator[Prompt]):
                 )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self._given, self.dropped, self._source = int(state["given"]), int(state["dropped"]), None
+        self.skipped, self._unwanted, self._all = state.get("skipped", (0, 0, False))
+        if state.get("learned") is not None:
+            learner: Any = self.dataset
+            learner.load_state_dict(state["learned"])
+
+    def observe(self, group: Group) -> None:
+        """Tell the dataset how a group did, if it wants to know."""
+        if hasattr(self.dataset, "observe"):
+            self.dataset.observe(group)
+
+    def metrics(self) -> dict[str, float]:
+        """Epoch, prompts left out as too long and passed over so far, and the dataset's own."""
+        own = self.dataset.metrics() if hasattr(self.dataset, "metrics") else {}
+        counts = {"data/epoch": self.epoch, "data/left_out": self.dropped, "data/skipped": self.skipped}
+        return {**{name: float(value) for name, value in counts.items()}, **own}
+
+    def _wanted(self, prompt: Prompt) -> bool:
+        if self._all or not hasattr(self.dataset, "wants"):
+            return True
+        draw = random.Random(f"{self.seed}:{self.epoch}:{self.position}").random()  # no state of its own to save
+        return bool(self.dataset.wants(prompt, draw))
 
     def _order(self, epoch: int, skip: int) -> Iterator[Prompt]:
         """The epoch's prompts from position `skip` on."""

@@ -80,9 +80,9 @@ def test_tool_calls_of_the_template() -> None:
 
 def test_worked_answers_become_conversations() -> None:
     messages = conversation("How many?", "He sold 48/2 = <<48/2=24>>24 and <<x=1>>1.\n#### 24")
-    assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool", "assistant"]
-    assert messages[2]["content"] == "He sold 48/2 = <calc>48/2</calc>" and messages[3]["content"] == "24"
-    assert messages[4]["content"] == "24 and 1.\n#### 24"
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[1]["content"] == "He sold 48/2 = <calc>48/2</calc>" and messages[2]["content"] == "24"
+    assert messages[3]["content"] == "24 and 1.\n#### 24"
     # What it trains on is what the environment would say.
     replies = [m["content"] for m in messages if m["role"] == "assistant"]
     game = play(Calculator(), Prompt(id="p", text="How many?", target="24"), replies)

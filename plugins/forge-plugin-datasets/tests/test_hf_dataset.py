@@ -86,6 +86,25 @@ def test_columns_splits_limits_and_templates(tmp_path) -> None:
     assert len(list(opened(file, limit=3, streaming=True, **named))) == 3
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_held_out_by_hash_and_duplicates(tmp_path, streaming) -> None:
+    rows = [{"question": f"{i % 100}?", "answer": str(i)} for i in range(300)]
+    path = parquet(tmp_path, rows)
+    parts = {}
+    for held_out in (False, True):
+        dataset = opened(path, holdout=0.2, held_out=held_out, deduplicate=True, streaming=streaming)
+        parts[held_out] = list(dataset)
+        assert sum(dataset.dropped.values()) == 300 - len(parts[held_out]) and dataset.dropped["duplicate"]
+    questions = {part: {p.text for p in prompts} for part, prompts in parts.items()}
+    assert questions[False].isdisjoint(questions[True]) and len(questions[False] | questions[True]) == 100
+    assert 8 < len(parts[True]) < 35 and len(parts[True]) == len(questions[True])
+    limited = opened(path, holdout=0.2, deduplicate=True, streaming=streaming, limit=3)
+    assert [p.id for p in limited] == [p.id for p in parts[False]][:3]
+    assert [p.id for p in limited] == [p.id for p in limited]
+    with pytest.raises(UsageError, match="held_out has no prompts with holdout 0"):
+        opened(path, held_out=True)
+
+
 def test_a_stream_of_it_resumes_and_other_data_is_refused(tmp_path) -> None:
     file = parquet(tmp_path, GSM8K)
     for streaming in (False, True):

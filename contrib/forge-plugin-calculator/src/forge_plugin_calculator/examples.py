@@ -1,7 +1,9 @@
 """GSM8K's worked answers as conversations with the calculator, for SFT before a small model can use it at all.
 
-    python -m forge_plugin_calculator.examples gsm8k/train.jsonl calculator.jsonl
-    forge-host sft sft_smollm2 --set dataset.path=calculator.jsonl
+    python -m forge_plugin_calculator.examples gsm8k/train.jsonl train.jsonl
+    forge-host sft gsm8k_sft.yaml
+
+They have no system message: a model that was trained on them needs no instructions (`environment.instructions: ""`).
 
 GSM8K notes a computation as `<<48/2=24>>24`; here it becomes `<calc>48/2</calc>`, a turn of the tool that says 24, and
 the model's next turn, which begins with 24.
@@ -17,16 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from forge_plugin_calculator.arithmetic import CalculatorError, calculate
-from forge_plugin_calculator.environment import CLOSING, INSTRUCTIONS, OPENING
+from forge_plugin_calculator.environment import CLOSING, OPENING
 
 NOTE = re.compile(r"<<([^<>=]*)=[^<>]*>>")
 
 
 def conversation(question: str, answer: str) -> list[Mapping[str, Any]]:
     """The messages of one problem; a computation that the calculator refuses stays text."""
-    messages: list[Mapping[str, Any]] = [
-        {"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question}
-    ]  # fmt: skip
+    messages: list[Mapping[str, Any]] = [{"role": "user", "content": question}]
     said, position = "", 0
     for note in NOTE.finditer(answer):
         said, position = said + answer[position : note.start()], note.end()

@@ -69,6 +69,11 @@ class Columns:
             boxed=worked and GSM8K_MARK not in str(text) and BOXED in str(text),
         )
 
+    def key(self, row: Mapping[str, Any]) -> str:
+        """What two rows with the same prompt have in common."""
+        value = row.get(self.prompt_field)
+        return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=repr)
+
     def prompt(self, row: Mapping[str, Any], id: str) -> Prompt:
         """The row as a prompt. UsageError: a column is missing, empty, or not what it should be."""
         for name in (self.prompt_field, self.target_field):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import gt, optional
+from attrs.validators import and_, ge, gt, lt, optional
 
 from forge_host.api import UsageError, field
 
@@ -27,8 +27,15 @@ class HuggingFace:
     )
     category_field: str | None = field(default=None, help="column by which evaluation is broken down; null finds it")
     template: str = field(default="{prompt}", help="text put around every text prompt, which replaces {prompt}")
-    limit: int | None = field(default=None, help="use only the first so many rows", validator=optional(gt(0)))
+    holdout: float = field(
+        default=0.0, help="fraction of the split's prompts held out, by hash", validator=and_(ge(0), lt(1))
+    )
+    held_out: bool = field(default=False, help="give the prompts that holdout keeps back instead of the others")
+    deduplicate: bool = field(default=False, help="leave out rows whose prompt was there before")
+    limit: int | None = field(default=None, help="use only the first so many prompts", validator=optional(gt(0)))
 
     def __attrs_post_init__(self) -> None:
         if "{prompt}" not in self.template:
             raise UsageError(f"dataset `hf`: template {self.template!r} has no {{prompt}}")
+        if self.held_out and self.holdout == 0:
+            raise UsageError("dataset `hf`: held_out has no prompts with holdout 0", fix="set holdout, say to 0.05")

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from forge_host.api import Prompt, RunError, UsageError
+from forge_host.builtin.split import held_out
 from forge_plugin_datasets.columns import Columns
 from forge_plugin_datasets.config import HuggingFace
 
@@ -33,14 +35,17 @@ class Table:
     config: HuggingFace
     rows: Any
     columns: Columns
+    indices: Sequence[int]  #: of the rows that are prompts
+    dropped: Mapping[str, int]  #: rows left out, by reason
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.indices)
 
     def __getitem__(self, index: int) -> Prompt:
-        if not 0 <= index < len(self.rows):
+        if not 0 <= index < len(self.indices):
             raise IndexError(index)
-        return self.columns.prompt(self.rows[index], _id(self.config, index))
+        row = self.indices[index]
+        return self.columns.prompt(self.rows[row], _id(self.config, row))
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
@@ -59,9 +64,11 @@ class Stream:
     config: HuggingFace
     rows: Any
     columns: Columns
+    dropped: Mapping[str, int]  #: rows left out the last time it was read, by reason
 
     def __iter__(self) -> Iterator[Prompt]:
-        return (self.columns.prompt(row, _id(self.config, index)) for index, row in enumerate(self.rows))
+        kept = chosen(self.config, self.columns, self.rows, self.dropped)
+        return (self.columns.prompt(row, _id(self.config, index)) for index, row in kept)
 
     def fingerprint(self) -> str:
         """Hash of the settings: the rows are not here to be looked at."""
@@ -76,14 +83,49 @@ def open_dataset(config: HuggingFace) -> Table | Stream:
         RunError: the hub cannot be reached.
     """
     rows = _load(config)
-    if config.limit is not None:
-        rows = rows.take(config.limit) if config.streaming else rows.select(range(min(config.limit, len(rows))))
     first: Mapping[str, Any] | None = next(iter(rows), None)
     if first is None:
         raise UsageError(f"split {config.split} of the dataset is empty", where=config.path)
     columns = Columns.find(config, first, config.path)
-    kind: type[Table] | type[Stream] = Stream if config.streaming else Table
-    return kind(config=config, rows=rows, columns=columns)
+    dropped: dict[str, int] = {}
+    if config.streaming:
+        return Stream(config=config, rows=rows, columns=columns, dropped=dropped)
+    indices: Sequence[int] = range(min(len(rows), config.limit or len(rows)))
+    if config.deduplicate or config.holdout:
+        indices = array("Q", (index for index, _ in chosen(config, columns, rows, dropped)))
+        if not indices:
+            raise UsageError(
+                f"dataset is empty: none of the {len(rows)} rows of split {config.split} is left "
+                f"(holdout {config.holdout:g}, held_out {str(config.held_out).lower()})", where=config.path,
+                fix="change holdout",
+            )  # fmt: skip
+    return Table(config=config, rows=rows, columns=columns, indices=indices, dropped=dropped)
+
+
+def chosen(
+    config: HuggingFace, columns: Columns, rows: Iterable[Mapping[str, Any]], dropped: Mapping[str, int]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The rows that are prompts, with their numbers; those left out are counted in `dropped`."""
+    assert isinstance(dropped, dict)
+    dropped |= {"other part": 0, "duplicate": 0}
+    seen: set[bytes] = set()
+    given = 0
+    for index, row in enumerate(rows):
+        if config.deduplicate or config.holdout:
+            text = columns.key(row)
+            if held_out(text, config.holdout) != config.held_out:
+                dropped["other part"] += 1
+                continue
+            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]
+            if config.deduplicate and digest in seen:
+                dropped["duplicate"] += 1
+                continue
+            if config.deduplicate:
+                seen.add(digest)
+        yield index, row
+        given += 1
+        if given == config.limit:
+            return
 
 
 def _load(config: HuggingFace) -> Any:
