@@ -27,7 +27,7 @@ from forge_host.testing.faults import hit, started
 
 ROLES = Path(__file__).resolve().parents[2] / "tests" / "loop" / "fake_roles.py"
 TARGETS = ("generator", "reward", "ref_model")
-STEPS, BATCH, SAMPLES = 12, 4, 8
+STEPS, BATCH, SAMPLES = 10, 4, 8
 
 
 def configuration(folder: Path) -> Path:
@@ -43,7 +43,7 @@ def configuration(folder: Path) -> Path:
         "dataset": {"path": str(prompts), "chat": False}, "run_dir": str(folder / "runs"), "kl": {"beta": 0.01},
         "training": {"batch_size": BATCH, "max_steps": STEPS, "seq_len": 64, "max_policy_age": 1},
         "algorithm": {"use": "fake-roles/fake", "n_samples": SAMPLES, "max_tokens": 8},
-        "generator": {"use": "fake-roles/fake", "delay_s": 0.2}, "trainer": {"use": "fake-roles/fake", "delay_s": 0.1},
+        "generator": {"use": "fake-roles/fake", "delay_s": 0.15}, "trainer": {"use": "fake-roles/fake", "delay_s": 0.1},
         "services": {"generator": two, "reward": two}, "monarch": {"shutdown_timeout": 5},
     }  # fmt: skip
     (folder / "c.yaml").write_text(json.dumps(config))
@@ -94,18 +94,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--length", type=float, help="seconds of a run; measured without a kill when left out")
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
     options = parser.parse_args()
     chooser = random.Random(options.seed)
+    length = options.length
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         config = configuration(folder)
-        calm = one(config, folder / "calm", None, chooser)
-        print(f"without a kill: {calm}", flush=True)
+        if length is None:
+            calm = one(config, folder / "calm", None, chooser)
+            print(f"without a kill: {calm}", flush=True)
+            length = calm["s"]
         passed = 0
         for number in range(options.runs):
-            moment = chooser.uniform(0.0, calm["s"] - 1.0)
+            moment = chooser.uniform(0.0, length - 1.0)
             result = one(config, folder / f"run-{number:02}", moment, chooser)
             passed += "problem" not in result
             print(f"{number:2} at {moment:4.1f} s: {result}", flush=True)

@@ -4,7 +4,7 @@
 
 Real are the services, their queues and deadlines, the handles, the buffer, and in the second table the whole loop:
 controller, rollouts, ledger, rollout record, packing, advantages. Stubs are the processes: a generator's and a reward's
-answer comes after LATENCY seconds, the trainer's at once. Peak memory is that of this process.
+answer comes within LATENCY seconds, the trainer's at once. Peak memory is that of this process.
 """
 
 from __future__ import annotations
@@ -38,10 +38,26 @@ from forge_host.plugins import PluginHost
 from forge_host.plugins.calling import CallByName
 from forge_host.runtime.handle import ActorHandle
 from forge_host.runtime.service import Service
-from forge_host.types import Completion, Episode, Group, Prompt, RunInfo, SamplingParams, Verdict
+from forge_host.types import Completion, Episode, Group, Prompt, RunInfo, SamplingParams, Use, Verdict
 
 LATENCY = 0.02
 TOKENS = 32
+
+
+class Clock:
+    """Wakes everybody who waits, every LATENCY seconds; one timer for all, as the stubs' cost is not to be measured."""
+
+    tick: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self.tick is None or self.tick.done():
+            self.tick = loop.create_future()
+            loop.call_later(LATENCY, self.tick.set_result, None)
+        await asyncio.shield(self.tick)
+
+
+CLOCK = Clock()
 
 
 class Endpoint:
@@ -52,7 +68,7 @@ class Endpoint:
 
     async def call_one(self, *args: Any) -> Any:
         if self.latency:
-            await asyncio.sleep(self.latency)
+            await CLOCK.wait()
         return self.reply(*args)
 
     async def call(self, *args: Any) -> dict[int, Any]:
@@ -167,7 +183,7 @@ async def whole_loop(episodes: int, replicas: int, group: int, folder: Path) -> 
     )
     loss = SimpleNamespace(needs=())
     plan: Any = SimpleNamespace(
-        sampling=SamplingParams(n=group), mask_truncated=False, loss=loss,
+        sampling=SamplingParams(n=group), mask_truncated=False, loss=loss, generator=SimpleNamespace(use=Use("stub")),
         kl=SimpleNamespace(placement="loss", beta=0.0),
     )  # fmt: skip
     sampler = SimpleNamespace(verdict=lambda group: Verdict(True))
@@ -207,6 +223,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{options.replicas:,} replicas, one core; peak memory before {peak_mb():.0f} MB. Rates are by CPU time.")
     for group in (1, options.group):
+        CLOCK.tick = None
         seconds = asyncio.run(services_and_buffer(options.episodes, options.replicas, group))
         print(
             f"services and buffer, groups of {group}: {options.episodes / seconds:,.0f} episodes/s, "
@@ -216,6 +233,7 @@ def main() -> None:
         if not options.profile:
             profile.disable()
         for part, count in ((1, options.episodes // 4), (2, options.episodes)):
+            CLOCK.tick = None
             job = whole_loop(count, options.replicas, options.group, Path(folder) / str(part))
             seconds, counts, history = asyncio.run(job)
             assert counts["trained"] >= count, counts

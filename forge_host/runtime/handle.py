@@ -180,6 +180,10 @@ class Call:
         except SupervisionError as error:
             rank = _crashed_rank(str(error), handle.mesh)
             raise self._died(_reason(str(error)), began, handle.last_lines(rank or 0), rank) from error
+        except ValueError as error:
+            if "spawning proc mesh" not in str(error):
+                raise
+            raise self._died(f"its processes could not be started: {_reason(str(error))}", began, "") from error
         except ActorError as error:
             cause = error.exception
             if handle.memory is not None and _out_of_memory(cause):
