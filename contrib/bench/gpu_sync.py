@@ -23,7 +23,7 @@ from gpu_sync_vllm import vllm
 
 ROWS = {
     "copy": 120, "moves:cuda-ipc": 180, "moves:shm": 180, "safe:cuda-ipc": 180, "vllm:cuda-ipc": 420, "vllm:shm": 420,
-    "loop": 420, "generate": 600, "nccl": 180,
+    "loop": 420, "loop:sleep": 420, "generate": 600, "nccl": 180,
 }  # fmt: skip
 
 
@@ -62,17 +62,22 @@ def forge_host(*arguments: str, log: Path, timeout: int) -> str:
     return done.stdout + done.stderr
 
 
-def loop(out: Path) -> None:
-    run_dir = out / "loop"
-    text = forge_host("run", "quickstart", "--run-dir", str(run_dir), "--set", "training.max_steps=8",
-                      "--set", "training.verify_weight_sync=false", log=out / "loop.log", timeout=400)  # fmt: skip
+def loop(out: Path, mode: str = "") -> None:
+    """The quickstart as it is, or with a generator that sleeps while the trainer trains."""
+    run_dir = out / f"loop{mode}"
+    settings = ["training.max_steps=8", "training.verify_weight_sync=false"]
+    if mode == "sleep":
+        settings += ["generator.sleep_between_steps=true"]
+    sets = [argument for setting in settings for argument in ("--set", setting)]
+    log = out / f"loop{mode}.log"
+    text = forge_host("run", "quickstart", "--run-dir", str(run_dir), *sets, log=log, timeout=400)
     for line in text.splitlines():
         if "transport" in line and "chosen" in line:
-            say(f"loop: {line.strip()[-200:]}")
+            say(f"loop {mode}: {line.strip()[-200:]}")
     metrics = [json.loads(line)["metrics"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    for name in ("time/sync_s", "time/sync_pause_s"):
+    for name in ("time/step_s", "time/sync_s", "time/sync_pause_s"):
         found = [m[name] for m in metrics if name in m]
-        say(f"loop (quickstart) {name}, ms: {[round(x * 1e3, 1) for x in found]}")
+        say(f"loop {mode} (quickstart) {name}, ms: {[round(x * 1e3, 1) for x in found]}")
 
 
 def generate(out: Path) -> None:

@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ async def _alternate(
         )  # fmt: skip
         environment = cls.environment(config, context)
         with Alone(cls.alone, config, context, environment) as alone:
-            async with Session(log_dir=folder) as session:
+            files = [reference.rpartition(":")[0]] if ".py:" in reference else []
+            async with Session(log_dir=folder, files=files) as session:
                 service = await session.start_service(
                     cls, options, (config, context), {}, role="generator", place=where, environment=environment
                 )
@@ -190,14 +192,24 @@ def _alone(pipe: Any, target: str, config: Any, context: Any) -> None:
     module, _, name = target.partition(":")
     try:
         work = getattr(importlib.import_module(module), name)(config, context)
-        pipe.send(True)
-        while True:
-            prompts, params = pipe.recv()
+        _answer(pipe, True)
+        while (asked := _asked(pipe)) is not None:
             began = time.perf_counter()
-            made = work(prompts, params)
-            pipe.send(made / (time.perf_counter() - began))
-    except EOFError:
-        return
+            made = work(*asked)
+            _answer(pipe, made / (time.perf_counter() - began))
     except Exception as error:  # the caller raises it
-        pipe.send(f"{type(error).__name__}: {error}")
+        _answer(pipe, f"{type(error).__name__}: {error}")
         raise
+
+
+def _asked(pipe: Any) -> Any:
+    """The next batch; None when the caller is gone."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
+def _answer(pipe: Any, value: Any) -> None:
+    with suppress(BrokenPipeError):  # the caller is gone
+        pipe.send(value)
