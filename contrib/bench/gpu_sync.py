@@ -128,8 +128,11 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--row", help=argparse.SUPPRESS)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--model", help="Hugging Face folder in place of Qwen3-0.6B's shape")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.model:
+        os.environ["GPU_SYNC_MODEL"] = args.model
     if args.cpu:
         os.environ["GPU_SYNC_CPU"] = "1"
     if args.row:

@@ -71,6 +71,8 @@ def model_folder(out: Path) -> str:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    if "GPU_SYNC_MODEL" in os.environ:
+        return os.environ["GPU_SYNC_MODEL"]
     path = out / ("qwen3-small" if CPU else "qwen3-0.6b-random")
     if (path / "model.safetensors").exists():
         return str(path)

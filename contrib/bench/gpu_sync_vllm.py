@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_sync_common import CPU, TRANSPORTS, build, device, model_folder, say, wait
+from gpu_sync_common import CPU, TRANSPORTS, build, device, model_folder, say, timed, wait
 
 # --- vllm: from the trainer's weights to vLLM serving them ------------------------------------------------------------
 
@@ -167,9 +167,23 @@ def vllm(out: Path, transport: str) -> None:
         if child.is_alive():
             child.kill()
     mine.close()
+    copied = memcpy(engine)
     say(f"vLLM by {transport}: first update {first[1] * 1e3:.0f} ms; from then on {how!r}")
     for name, found in (("idle", idle), ("256 sequences in flight", loaded)):
         p, whole, pause = (statistics.median(x[i] for x in found) * 1e3 for i in range(3))
         say(f"vLLM by {transport}, {name}: trainer's weights to vLLM serving them {whole:.1f} ms "
-            f"(max {max(x[1] for x in found) * 1e3:.1f}), publish {p:.1f} ms, pause {pause:.1f} ms")  # fmt: skip
+            f"(max {max(x[1] for x in found) * 1e3:.1f}), publish {p:.1f} ms, pause {pause:.1f} ms, "
+            f"{whole / 2e3 / copied:.2f} x two copies of the bytes on the device")  # fmt: skip
     say(f"vLLM by {transport}: " + ", ".join(f"{name} {'ok' if right else 'FAILED'}" for name, right in checks.items()))
+
+
+def memcpy(engine: Any) -> float:
+    """Seconds of copying the published tensors into others."""
+    held = [tensor.clone() for _, tensor in engine.named_tensors()]
+    others = [tensor.clone() for tensor in held]
+
+    def work() -> None:
+        for other, tensor in zip(others, held, strict=True):
+            other.copy_(tensor)
+
+    return timed(work)

@@ -62,14 +62,15 @@ class Plan:
             return f"the model's loader does not use tensor {self.unused[0]}"
         written: dict[int, list[Tensor]] = {}
         for view in (*(piece.place for piece in self.pieces), *self.fixed):
-            written.setdefault(view.untyped_storage().data_ptr(), []).append(view)
+            written.setdefault(storage_of(view), []).append(view)
         for name, parameter in self.parameters.items():
             if not parameter.numel():
                 return f"parameter {name} is empty: its weights were packed into another form"
             if not parameter.is_contiguous():
                 return f"parameter {name} is not contiguous"
-            counts = torch.zeros(parameter.shape, dtype=torch.uint8, device=parameter.device)
-            for view in written.pop(parameter.untyped_storage().data_ptr(), []):
+            device = "cpu" if parameter.is_meta else parameter.device
+            counts = torch.zeros(parameter.shape, dtype=torch.uint8, device=device)
+            for view in written.pop(storage_of(parameter), []):
                 counts.as_strided(view.shape, view.stride(), view.storage_offset() - parameter.storage_offset()).add_(1)
             if not bool((counts == 1).all()):
                 return f"parameter {name} is not written exactly once by the tensors of the checkpoint"
@@ -119,12 +120,17 @@ def record(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
     )
 
 
+def storage_of(tensor: Tensor) -> int:
+    """Tells memory apart, also where there is none (meta tensors)."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 class _Recorder(TorchDispatchMode):
     """Notes copies and fills instead of making them; everything else happens."""
 
     def __init__(self, blanks: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._sources = {blank.untyped_storage().data_ptr(): name for name, blank in blanks.items() if blank.numel()}
+        self._sources = {storage_of(blank): name for name, blank in blanks.items() if blank.numel()}
         self._numel = {name: blank.numel() for name, blank in blanks.items()}
         self.pieces: list[Piece] = []
         self.fixed: list[Tensor] = []
@@ -142,7 +148,7 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _copy(self, place: Tensor, source: Tensor) -> None:
-        name = self._sources.get(source.untyped_storage().data_ptr())
+        name = self._sources.get(storage_of(source))
         if name is None or place.shape != source.shape:
             self.unknown = self.unknown or f"the model's loader computes with tensor {self.current}"
             return

@@ -119,28 +119,53 @@ class WorkerExtension:
             self.model_runner.reset_encoder_cache()
             self.model_runner.reset_mm_cache()
             return
-        self.model_runner.reload_weights(weights_iterator=iter(held), is_checkpoint_format=True)
-        self._forge_tie_head()
+        self._forge_reload(dict(held))
         if not self.forge_loading:
             self.forge_loading = self._forge_make_plan(dict(held)) or "in place"
 
     def _forge_make_plan(self, held: dict[str, Any]) -> str | None:
         """Plan the next updates; the reason why they cannot be done in place, else None."""
-        from forge_plugin_vllm.inplace import record
-
         config = self.model_runner.vllm_config
-        if self.model_runner.device.type == "cpu":
-            return "on a CPU vLLM packs the weights for its kernels"
         if config.model_config.quantization is not None:
             return f"the weights are quantized ({config.model_config.quantization})"
         if config.lora_config is not None or config.model_config.use_mla:
             return "vLLM derives other matrices from the weights (LoRA or MLA)"
         self._forge_synchronize()
-        plan = record(self.model_runner.get_model(), {name: tuple(tensor.shape) for name, tensor in held.items()})
+        shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
+        return self._forge_plan_packing(shapes, held) if self._forge_on_cpu() else self._forge_plan_copies(shapes, held)
+
+    def _forge_plan_copies(self, shapes: Mapping[str, Shape], held: dict[str, Any]) -> str | None:
+        """The parameters hold what vLLM's reload wrote; a plan that would write the same is the next updates'."""
+        from forge_plugin_vllm.inplace import record
+
+        plan = record(self.model_runner.get_model(), shapes)
         reason = plan.problem() or plan.differs(held)
         if reason is None:
             self.forge_plan = plan
         return reason
+
+    def _forge_plan_packing(self, shapes: Mapping[str, Shape], held: dict[str, Any]) -> str | None:
+        """On a CPU: packing the same tensors again has to give matrices that compute the same, bit for bit."""
+        from forge_plugin_vllm.packing import record_packed
+
+        plan = record_packed(self.model_runner.get_model(), shapes)
+        reason = plan.problem()
+        if reason is not None:
+            return reason
+        expected = plan.outputs()
+        plan.write(held)
+        if not all(bool((a == b).all()) for a, b in zip(expected, plan.outputs(), strict=True)):
+            self._forge_reload(held)
+            return "packing the weights directly gives other results than vLLM's reload"
+        self.forge_plan = plan
+        return None
+
+    def _forge_on_cpu(self) -> bool:
+        return bool(self.model_runner.device.type == "cpu")
+
+    def _forge_reload(self, held: Mapping[str, Any]) -> None:
+        self.model_runner.reload_weights(weights_iterator=iter(held.items()), is_checkpoint_format=True)
+        self._forge_tie_head()
 
     def _forge_tie_head(self) -> None:
         """Give a tied output embedding the packed matrix of the input embedding.
@@ -148,7 +173,7 @@ class WorkerExtension:
         vLLM 0.32 packs both for its CPU kernels at start; its reload packs the input embedding's again, which is used
         for nothing, but not the output's, which would silently keep the first weights.
         """
-        if self.model_runner.device.type != "cpu" or not self.forge_opening.tied:
+        if not self._forge_on_cpu() or not self.forge_opening.tied:
             return
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 

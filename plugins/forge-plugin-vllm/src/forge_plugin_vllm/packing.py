@@ -1,0 +1,145 @@
+"""Weights into a model on a CPU, where vLLM packs each matrix for its kernels and keeps no other copy.
+
+    plan = record_packed(model, {name: tensor.shape for name, tensor in tensors.items()})
+    if plan.problem() is None:
+        plan.write(tensors)
+
+vLLM's reload copies every matrix into new memory, packs it and goes through each loader twice. Here a matrix is put
+together in memory that is used again, while it is still in the processor's cache, or taken from the transport as it
+is; then vLLM's own method packs it. What ends where is recorded as in `forge_plugin_vllm.inplace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from forge_plugin_vllm.inplace import Piece, Plan, record, storage_of
+
+PROBES = 4  #: rows that go through each packed matrix when two ways of packing are compared
+
+
+@attrs.frozen(eq=False)
+class Packed:
+    """A layer without parameters of its own: the matrix that is packed for it, and what that is made of."""
+
+    layer: Any
+    pieces: tuple[Piece, ...]
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+    def matrix(self, tensors: Mapping[str, Tensor], room: Tensor) -> Tensor:
+        first = self.pieces[0].source(tensors)
+        if len(self.pieces) == 1 and first.shape == self.shape and first.dtype == self.dtype:
+            return first.contiguous()
+        out = room[: self.shape[0] * self.shape[1]].view(self.shape)
+        for piece in self.pieces:
+            place = piece.place
+            out.as_strided(place.shape, place.stride(), place.storage_offset()).copy_(piece.source(tensors))
+        return out
+
+
+@attrs.define(eq=False)
+class PackingPlan:
+    """Every copy and packing of one update.
+
+    Args:
+        plan: of all tensors, on parameters as they were before packing.
+        packed: layers whose parameters are packed away.
+        kept: layers that pack a matrix and keep it too (embeddings); those that share one stand together.
+    """
+
+    plan: Plan
+    packed: tuple[Packed, ...]
+    kept: tuple[tuple[Any, ...], ...]
+    room: Tensor
+
+    def problem(self) -> str | None:
+        """Why this plan is not one for whole updates; None when it is."""
+        from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+        for each in self.packed:
+            if not isinstance(each.layer.quant_method, UnquantizedLinearMethod):
+                return f"{type(each.layer.quant_method).__name__} packs the weights of {type(each.layer).__name__}"
+        return self.plan.problem()
+
+    @torch.no_grad()
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy and pack all of `tensors`."""
+        for piece in self._direct():
+            piece.place.copy_(piece.source(tensors))
+        for each in self.packed:
+            each.layer.weight = nn.Parameter(each.matrix(tensors, self.room), requires_grad=False)
+            each.layer.quant_method.process_weights_after_loading(each.layer)
+            if each.layer.weight.numel():
+                raise RuntimeError(f"vLLM did not pack the weights of {type(each.layer).__name__}")
+        for first, *others in self.kept:
+            first.quant_method.process_weights_after_loading(first)
+            for other in others:
+                other.cpu_linear = first.cpu_linear
+
+    @torch.no_grad()
+    def outputs(self) -> list[Tensor]:
+        """What every packed matrix makes of the same input, and what is kept as it is."""
+        made = [piece.place.clone() for piece in self._direct()]
+        layers = [(each.layer, each.shape[1], each.dtype) for each in self.packed]
+        layers += [(layer, layer.weight.shape[1], layer.weight.dtype) for group in self.kept for layer in group]
+        for layer, width, dtype in layers:
+            rows = torch.randn(PROBES, width, generator=torch.Generator().manual_seed(width)).to(dtype)
+            made.append(layer.cpu_linear(rows, layer.weight, None))
+        return made
+
+    def _direct(self) -> Iterator[Piece]:
+        return (piece for piece in self.plan.pieces if not piece.place.is_meta)
+
+
+def record_packed(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> PackingPlan:
+    """The copies that loading tensors of these names and shapes takes; the model is as before afterwards."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    with _unpacked(model) as replaced:
+        plan = record(model, shapes)
+    packed = []
+    for layer, name, blank in replaced:
+        mine = tuple(piece for piece in plan.pieces if storage_of(piece.place) == storage_of(blank))
+        if name != "weight" or blank.ndim != 2 or not mine:
+            plan = attrs.evolve(plan, unknown=f"parameter {name} of {type(layer).__name__} is packed away")
+            continue
+        packed.append(Packed(layer, mine, (blank.shape[0], blank.shape[1]), blank.dtype))
+    groups: dict[int, list[Any]] = {}
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and module.weight.numel():
+            groups.setdefault(storage_of(module.weight), []).append(module)
+    kept = tuple(tuple(group) for group in groups.values() if any(isinstance(m, ParallelLMHead) for m in group))
+    largest = max((each.shape[0] * each.shape[1] for each in packed), default=0)
+    dtype = packed[0].dtype if packed else torch.bfloat16
+    return PackingPlan(plan, tuple(packed), kept, torch.empty(largest, dtype=dtype))
+
+
+@contextmanager
+def _unpacked(model: nn.Module) -> Iterator[list[tuple[Any, str, Tensor]]]:
+    """The model with the parameters that were packed away, without memory (on "meta"), as vLLM's reload makes them."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+
+    replaced, before = [], []
+    try:
+        for layer in model.modules():
+            known = get_layerwise_info(layer).restore_metadata[0]
+            for name, parameter in list(layer._parameters.items()):
+                if parameter is not None and name in known and known[name].shape != parameter.shape:
+                    blank = restore_layer_refs(known[name], layer)
+                    before.append((layer, name, parameter))
+                    delattr(layer, name)
+                    layer.register_parameter(name, blank)
+                    replaced.append((layer, name, blank))
+        yield replaced
+    finally:
+        for layer, name, parameter in before:
+            delattr(layer, name)
+            layer.register_parameter(name, parameter)
