@@ -112,7 +112,8 @@ def record_packed(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Pa
             continue
         packed.append(Packed(layer, mine, (blank.shape[0], blank.shape[1]), blank.dtype))
     groups: dict[int, list[Any]] = {}
-    for module in model.modules():
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
         if hasattr(module, "cpu_linear") and module.weight.numel():
             groups.setdefault(storage_of(module.weight), []).append(module)
     kept = tuple(tuple(group) for group in groups.values() if any(isinstance(m, ParallelLMHead) for m in group))
