@@ -5,16 +5,18 @@ python unpacked_model.py FOLDER     # prints "ok", or what is wrong
 
 import os
 import sys
+from typing import Any
 
 import torch
 
 
-def build(folder: str) -> torch.nn.Module:
-    """vLLM's model class for the folder's config.json, parameters not initialised."""
+def build(folder: str) -> tuple[torch.nn.Module, Any]:
+    """vLLM's model class for the folder's config.json, parameters not initialised; and its model configuration."""
     os.environ.update(VLLM_HOST_IP="127.0.0.1", VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1")
     from vllm import EngineArgs
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -23,14 +25,49 @@ def build(folder: str) -> torch.nn.Module:
     with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16):
         init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
         initialize_model_parallel(1, 1)
-        return initialize_model(config)
+        model = initialize_model(config)
+        record_metadata_for_reloading(model)
+        return model, config.model_config
+
+
+def pack(model: torch.nn.Module, config: Any, first: dict[str, torch.Tensor]) -> None:
+    """Packing directly gives what loading and then packing gives."""
+    from forge_plugin_vllm.packing import record_packed
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    def everything() -> None:
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if hasattr(module, "weight") and hasattr(method, "process_weights_after_loading"):
+                method.process_weights_after_loading(module)
+
+    third = {name: torch.randn(t.shape).to(torch.bfloat16) for name, t in first.items()}
+    model.load_weights(iter(third.items()))
+    everything()
+    initialize_layerwise_reload(model)
+    model.load_weights(iter(third.items()))
+    finalize_layerwise_reload(model, config)
+    assert [m for m in model.modules() if getattr(m, "weight", None) is not None and not m.weight.numel()], "packed"
+    plan = record_packed(model, {name: tuple(t.shape) for name, t in first.items()})
+    assert plan.problem() is None, plan.problem()
+    expected = plan.outputs()
+    plan.write(first)
+    other = plan.outputs()
+    plan.write({name: t.float() for name, t in third.items()})
+    again = plan.outputs()
+    assert all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(expected, other, strict=True))
+    embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
+    assert len(plan.packed) == 8 and len(plan.kept) == 1 and len(expected) >= 8 + len(embeddings) - 1
+    print("packed", len(plan.packed), "layers,", len(expected), "outputs")
 
 
 def main(folder: str) -> None:
     from forge_plugin_vllm.inplace import record
     from safetensors.torch import load_file
 
-    model = build(folder)
+    model, config = build(folder)
     first = load_file(f"{folder}/model.safetensors")
     plan = record(model, {name: tuple(t.shape) for name, t in first.items()})
     assert plan.problem() is None, plan.problem()
@@ -50,6 +87,7 @@ def main(folder: str) -> None:
         assert torch.equal(real, written[name][: len(real)]), name
     fewer = {name: tuple(t.shape) for name, t in first.items() if "layers.0.self_attn.k_proj.weight" not in name}
     assert "qkv_proj" in (record(model, fewer).problem() or "")
+    pack(model, config, first)
     print("ok", len(plan.pieces), "pieces", len(plan.parameters), "parameters")
 
 

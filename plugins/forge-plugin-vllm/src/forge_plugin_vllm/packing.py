@@ -108,7 +108,8 @@ def record_packed(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Pa
     for layer, name, blank in replaced:
         mine = tuple(piece for piece in plan.pieces if storage_of(piece.place) == storage_of(blank))
         if name != "weight" or blank.ndim != 2 or not mine:
-            plan = attrs.evolve(plan, unknown=f"parameter {name} of {type(layer).__name__} is packed away")
+            why = f"parameter {name} of {type(layer).__name__} is packed away, and nothing is loaded into it"
+            plan = attrs.evolve(plan, unknown=plan.unknown or why)
             continue
         packed.append(Packed(layer, mine, (blank.shape[0], blank.shape[1]), blank.dtype))
     groups: dict[int, list[Any]] = {}
@@ -125,7 +126,7 @@ def record_packed(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Pa
 @contextmanager
 def _unpacked(model: nn.Module) -> Iterator[list[tuple[Any, str, Tensor]]]:
     """The model with the parameters that were packed away, without memory (on "meta"), as vLLM's reload makes them."""
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
     replaced, before = [], []
@@ -135,6 +136,8 @@ def _unpacked(model: nn.Module) -> Iterator[list[tuple[Any, str, Tensor]]]:
             for name, parameter in list(layer._parameters.items()):
                 if parameter is not None and name in known and known[name].shape != parameter.shape:
                     blank = restore_layer_refs(known[name], layer)
+                    if hasattr(blank, "weight_loader"):  # a reload leaves its own, which does nothing afterwards
+                        blank.weight_loader = _get_original_loader(blank)
                     before.append((layer, name, parameter))
                     delattr(layer, name)
                     layer.register_parameter(name, blank)
