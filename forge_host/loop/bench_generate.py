@@ -119,12 +119,12 @@ async def _alternate(
         )  # fmt: skip
         environment = cls.environment(config, context)
         with Alone(cls.alone, config, context, environment) as alone:
+            await asyncio.to_thread(alone.ready)  # one after the other: vLLM measures the memory that is free
             files = [reference.rpartition(":")[0]] if ".py:" in reference else []
             async with Session(log_dir=folder, files=files) as session:
                 service = await session.start_service(
                     cls, options, (config, context), {}, role="generator", place=where, environment=environment
                 )
-                await asyncio.to_thread(alone.ready)
                 params = SamplingParams(n=n, max_tokens=tokens, temperature=1.0, ignore_eos=True)
                 rates = []
                 for batch in prompts:
