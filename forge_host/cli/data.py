@@ -1,6 +1,7 @@
 """`forge-host data show`: what a configuration's dataset becomes before any run: rendered prompts and token counts.
 
     forge-host data show c.yaml -n 2
+    forge-host data show c.yaml --grade                 # do the rewards take the right answers?
     forge-host data show sft_smollm2 --count 2000 --json
 
 Of an offline algorithm (SFT) it shows whole examples, what is trained on between >>> and <<<.
@@ -8,9 +9,10 @@ Of an offline algorithm (SFT) it shows whole examples, what is trained on betwee
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +48,9 @@ class Shown:
 @config_options
 @click.option("-n", "--num", type=click.IntRange(min=0), default=3, show_default=True, help="Prompts to show in full.")
 @click.option("--count", type=click.IntRange(min=1), default=1000, show_default=True, help="Prompts to count.")
+@click.option("--grade", is_flag=True, help="Grade each target as if it were the reply: what the rewards cannot take.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def show(setup: Setup, num: int, count: int, as_json: bool) -> None:
+def show(setup: Setup, num: int, count: int, grade: bool, as_json: bool) -> None:
     """Print rendered prompts and token counts. CONFIG is a YAML file or a recipe (default: quickstart)."""
     setup.configs = setup.configs or ("quickstart",)
     resolved = setup.resolve(check=False)
@@ -70,6 +73,7 @@ def show(setup: Setup, num: int, count: int, as_json: bool) -> None:
         "tokens": _spread(tokens),
         "trained_tokens": _spread(trained) if trained else None,
         "examples": [attrs.asdict(item) for item in shown],
+        "targets": _graded(resolved, setup, islice(dataset, len(tokens))) if grade else None,
         "dropped": dict(getattr(dataset, "dropped", {})),
         "seconds": time.perf_counter() - began,
     }
@@ -79,6 +83,32 @@ def show(setup: Setup, num: int, count: int, as_json: bool) -> None:
         print_json(report)
     else:
         _print(report, shown)
+
+
+def _graded(resolved: Resolved, setup: Setup, prompts: Iterable[Prompt]) -> dict[str, Any]:
+    """What the run's rewards say to the right answers: how many are accepted, and ids of the others by reason."""
+    from forge_host.loop.scoring import Scorer
+    from forge_host.types import Completion
+
+    plan, config = resolved.plan, resolved.config
+    if not plan.rewards:
+        raise UsageError("there are no rewards to grade with", fix="leave out --grade")
+    rewards = [(part.label, setup.host.build("reward", part.use), weight) for part, weight in plan.rewards]
+    scorer = Scorer(rewards, mode=config.reward.mode, timeout_s=config.reward.timeout_s, gates=config.reward.gates)
+    found: dict[str, list[str]] = {"accepted": [], "not gradable": [], "scored below 1": [], "failed": []}
+
+    async def grade_all() -> None:
+        for prompt in prompts:
+            answer = str(prompt.metadata.get("response") or prompt.target or "")
+            reply = Completion(text=answer, token_ids=(), logprobs=())
+            episode = await scorer.score(prompt, reply, episode_id=prompt.id, max_tokens=plan.sampling.max_tokens)
+            reason = "accepted" if (episode.reward or 0) >= 1 else "scored below 1"
+            if episode.reward is None:
+                reason = "failed" if episode.error else "not gradable"
+            found[reason].append(prompt.id)
+
+    asyncio.run(grade_all())
+    return {reason: {"count": len(ids), "first": ids[:10]} for reason, ids in found.items()}
 
 
 def _items(resolved: Resolved, setup: Setup, dataset: Any) -> Iterator[Shown]:
@@ -142,6 +172,10 @@ def _print(report: dict[str, Any], shown: Sequence[Shown]) -> None:
         f"tokens of the first {report['counted']}: min {tokens['min']}, mean {tokens['mean']:.1f}, "
         f"max {tokens['max']}, total {tokens['total']}; {report['left_out']} left out as too long"
     )
+    for reason, those in (report["targets"] or {}).items():
+        if those["count"]:
+            listed = "" if reason == "accepted" else f": {', '.join(those['first'])}"
+            print(f"targets {reason}: {those['count']}{listed}")
     if any(report["dropped"].values()):
         print("left out by the dataset: " + ", ".join(f"{n} {reason}" for reason, n in report["dropped"].items() if n))
     if report["trained_tokens"]:

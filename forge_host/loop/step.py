@@ -111,7 +111,7 @@ class Stepper:
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """reward/mean, std, error_rate, zero-variance share; per part mean, std and error rate; response lengths."""
+    """reward/mean, std, error_rate, zero-variance share; per reward the same, per part mean and std; lengths."""
     episodes = [e for g in groups for e in g.episodes]
     graded = [e.reward for e in episodes if e.reward is not None]
     out = {
@@ -129,4 +129,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         out[f"reward/{name}/std"] = statistics.pstdev(values)
         if "/" not in name:  # a reward itself; its parts fail with it
             out[f"reward/{name}/error_rate"] = 1.0 - len(values) / len(episodes)
+            out[f"reward/{name}/zero_variance_share"] = statistics.fmean(
+                len({e.parts[name] for e in g.episodes if name in e.parts}) <= 1 for g in groups
+            )
     return out

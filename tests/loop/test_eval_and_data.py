@@ -41,7 +41,7 @@ def test_eval_of_another_model_and_bad_ones(fake_run, tmp_path) -> None:
 def show(fake_config, capsys):
     def call(*args: str, **sections):
         roles = __file__.replace("test_eval_and_data", "fake_roles")
-        code = main(["data", "show", fake_config(**sections), "--plugin-file", roles, "--plugins", "sft", *args])
+        code = main(["data", "show", fake_config(**sections), "--plugin-file", roles, "--plugins", "sft,math", *args])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -55,6 +55,19 @@ def test_data_show_counts_tokens_and_what_is_left_out(show) -> None:
     assert report["tokens"] == {"min": 3, "mean": 3.5, "max": 4, "total": 14}
     assert report["left_out"] == 2 and report["size"] == 4 and report["trained_tokens"] is None
     assert [e["text"] for e in report["examples"]] == ["cab", "bad"]
+
+
+def test_data_show_grades_the_targets(show, tmp_path) -> None:
+    rows = [{"prompt": "cab", "answer": "b"}, {"prompt": "bad", "answer": ""}, {"prompt": "face", "answer": "####"}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"path": str(tmp_path / "t.jsonl")}
+    code, out, err = show("--grade", "--json", dataset=data, rewards=["math"])
+    assert code == 0, err
+    targets = json.loads(out)["targets"]
+    assert targets["not gradable"] == {"count": 2, "first": ["t.jsonl:2", "t.jsonl:3"]}
+    assert targets["scored below 1"]["count"] + targets["accepted"]["count"] == 1
+    code, out, _ = show("--grade", "-n", "0", dataset=data, rewards=["math"])
+    assert code == 0 and "targets not gradable: 2: t.jsonl:2, t.jsonl:3" in out
 
 
 def test_data_show_marks_what_sft_trains_on(show) -> None:
