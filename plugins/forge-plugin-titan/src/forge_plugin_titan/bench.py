@@ -2,10 +2,10 @@
 
     for row in bench(shape="0.6B", rows=["varlen-16k"]): print(row)
 
-Every row trains on the same data, so `grad_norm` must agree over the rows. Rows run in a process of their own that is
-started again when one of them kills it. MFU counts 6 N floating-point operations for every token that goes through the
-model, filling left out; N is every parameter, a tied embedding once (as the head). `mfu_done` counts the head only
-where a response token is predicted, which is what is computed.
+Rows train on the same data, the mixed ones apart, so `grad_norm` must agree over them. They run in a process of their
+own that is started again when one of them kills it. MFU counts 6 N floating-point operations for every token that goes
+through the model, filling left out; N is every parameter, a tied embedding once (as the head). `mfu_done` counts the
+head only where a response token is predicted, which is what is computed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ from forge_plugin_titan.config import TitanConfig
 Settings = Mapping[str, Any]
 
 
-def _row(micro: int, *, compile: bool = True, training: Settings | None = None, **titan: Any) -> dict[str, Settings]:
+def _row(
+    micro: int, *, compile: bool = True, mixed: bool = False, training: Settings | None = None, **titan: Any
+) -> dict[str, Settings]:
+    """`mixed`: responses of any length up to the task's, so that micro-batches differ in length."""
     return {
         "titan": {"share_prompts": False, **titan},
         "training": {"micro_batch_tokens": micro * 1024, "compile": compile, **(training or {})},
+        "data": {"mixed": mixed},
     }
 
 
@@ -54,6 +58,8 @@ CUDA_ROWS: dict[str, dict[str, Settings]] = {
     "varlen-16k-block-8k": _row(16, attention="varlen", logprob_block=8192),
     "varlen-16k-block-32k": _row(16, attention="varlen", logprob_block=32768),
     "varlen-64k": _row(64, attention="varlen"),
+    "varlen-16k-mixed": _row(16, attention="varlen", mixed=True),
+    "flex-16k-mixed": _row(16, attention="flex", mixed=True),
     "varlen-16k-shared": _row(16, attention="varlen", share_prompts=True),
     "flex-16k-shared": _row(16, attention="flex", share_prompts=True),
     "sdpa-4k-eager": _row(4, attention="sdpa", compile=False),
@@ -65,6 +71,7 @@ CPU_ROWS: dict[str, dict[str, Settings]] = {
     "shared": _row(16, compile=False, share_prompts=True),
     "unshared": _row(16, compile=False),
     "shared-keep-0": _row(16, compile=False, share_prompts=True, keep_logits=0),
+    "shared-mixed": _row(16, compile=False, share_prompts=True, mixed=True),
     "shared-2k": _row(2, compile=False, share_prompts=True),
     "shared-unfused-qkv": _row(16, compile=False, share_prompts=True, fuse_qkv=False),
     "shared-lora": _row(16, compile=False, share_prompts=True, lora_rank=16),

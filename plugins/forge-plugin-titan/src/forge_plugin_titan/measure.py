@@ -31,8 +31,8 @@ def weighted(logprobs: Tensor, generator_logprobs: Tensor, advantages: Tensor) -
     return -(logprobs - generator_logprobs).exp() * advantages
 
 
-def data(task: Task, vocabulary: int) -> list[Row]:
-    """Rows of random tokens in groups that share a prompt."""
+def data(task: Task, vocabulary: int, *, mixed: bool = False) -> list[Row]:
+    """Rows of random tokens in groups that share a prompt; `mixed` draws the responses' lengths evenly from 1 up."""
     generator = torch.Generator().manual_seed(0)
 
     def ids(number: int) -> list[int]:
@@ -40,11 +40,15 @@ def data(task: Task, vocabulary: int) -> list[Row]:
 
     number = max(task.group, task.tokens // (task.prompt + task.response))
     prompts = [ids(task.prompt) for _ in range(-(-number // task.group))]
+    lengths = [task.response] * number
+    if mixed:
+        number = 2 * number - task.prompt * number // (task.prompt + task.response)  # about as many tokens
+        prompts += [ids(task.prompt) for _ in range(-(-number // task.group) - len(prompts))]
+        lengths = (1 + torch.randint(task.response, (number,), generator=generator)).tolist()
     return [
         Row(
             Completion(
-                text="", prompt_ids=prompts[i // task.group], token_ids=ids(task.response),
-                logprobs=[-10.0] * task.response,
+                text="", prompt_ids=prompts[i // task.group], token_ids=ids(lengths[i]), logprobs=[-10.0] * lengths[i]
             ),
             i // task.group, 0.0, 0.5 - i % 2,
         )
@@ -64,7 +68,7 @@ def measure(task: Task, name: str, settings: Mapping[str, Settings]) -> dict[str
     engine = TitanEngine(
         titan_config(settings), task.model, training, ParallelismConfig(), Objective(weighted), device=device
     )
-    rows = data(task, engine.spec.vocab_size)
+    rows = data(task, engine.spec.vocab_size, **settings["data"])
     bins = min(len(rows), max(1, -(-sum(r.num_tokens for r in rows) // training.micro_batch_tokens)))
     inputs, targets = make_batches(rows, bins)
     began = time.perf_counter()
