@@ -90,7 +90,8 @@ def num_bins(rows: Sequence[Row], *, data_parallel: int, accumulation: int, micr
 def balance(rows: Sequence[Row], bins: int) -> list[list[Row]]:
     """Rows to micro-batches of about equal length. A group stays together where it can: its prompt is computed once.
 
-    Heaviest first into the bin with the fewest tokens; deterministic, and every bin gets at least one row.
+    Heaviest group first into the bin with the fewest tokens, then single rows from the heaviest bin to the lightest
+    until they are within 2% of each other; deterministic, and every bin gets at least one row.
     """
     units: dict[int, list[Row]] = {}
     for row in rows:
@@ -108,7 +109,26 @@ def balance(rows: Sequence[Row], bins: int) -> list[list[Row]]:
         index = loads.index(min(loads))
         filled[index] += part
         loads[index] += _tokens(part)
+    _level(filled, loads)
     return filled
+
+
+def _level(filled: list[list[Row]], loads: list[int]) -> None:
+    """Move rows from the heaviest bin to the lightest while that brings the two nearer and they are 2% apart."""
+    for _ in range(sum(len(part) for part in filled)):
+        heavy, light = loads.index(max(loads)), loads.index(min(loads))
+        gap = loads[heavy] - loads[light]
+        if gap * len(loads) <= 0.02 * sum(loads) or len(filled[heavy]) == 1:
+            return
+        # Of the rows that fit, one whose group is in the lightest bin already copies no prompt.
+        there = {row.group_id for row in filled[light]}
+        row = min(filled[heavy], key=lambda r: (abs(r.num_tokens - gap / 2), r.group_id not in there))
+        if row.num_tokens >= gap:
+            return
+        filled[heavy].remove(row)
+        filled[light].append(row)
+        loads[heavy] -= row.num_tokens
+        loads[light] += row.num_tokens
 
 
 def _tokens(rows: Sequence[Row]) -> int:
