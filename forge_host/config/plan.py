@@ -94,14 +94,24 @@ class Plan:
         return "ref_logprobs" in self.needs
 
     @property
+    def trainer_is_reference(self) -> bool:
+        """With adapters (LoRA) the trainer's frozen weights are the reference model."""
+        return bool(self.trainer.use.config.get("lora_rank"))
+
+    @property
+    def needs_ref_model(self) -> bool:
+        """Whether the reference model gets processes of its own."""
+        return self.needs_ref_logprobs and not self.trainer_is_reference
+
+    @property
     def needs_old_logprobs(self) -> bool:
         return "old_logprobs" in self.needs
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles that get processes; the reference model's only when something needs its log-probabilities."""
+        """Roles that get processes; the reference model's only when something needs it."""
         roles = ("trainer",) if self.offline else ("generator", "trainer", "reward")
-        return (*roles, *(("ref_model",) if self.needs_ref_logprobs else ()))
+        return (*roles, *(("ref_model",) if self.needs_ref_model else ()))
 
     def parts(self) -> Iterator[Part]:
         """Every component of the run, the model first."""

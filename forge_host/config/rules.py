@@ -158,7 +158,14 @@ def colocation(plan: Plan) -> Iterable[Finding]:
 
 
 def unused_reference(plan: Plan) -> Iterable[Finding]:
-    if not plan.needs_ref_logprobs and plan.config.services["ref_model"] != ServiceConfig():
+    if plan.config.services["ref_model"] == ServiceConfig():
+        return
+    if plan.needs_ref_logprobs and plan.trainer_is_reference:
+        yield Finding(
+            "note", "services.ref_model is configured but not started, since the trainer without its adapters is it",
+            "set trainer.lora_rank to 0 to have one",
+        )  # fmt: skip
+    elif not plan.needs_ref_logprobs:
         yield Finding(
             "note", "services.ref_model is configured but not started, since nothing needs reference log-probabilities",
             "set the algorithm's beta above 0 to use it",

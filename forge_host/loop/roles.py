@@ -50,8 +50,8 @@ class RoleStarter:
         return await self._service("generator", self.context.plan.generator)
 
     async def ref_model(self) -> Service | None:
-        """The trainer's component, frozen; None when nothing needs it."""
-        if not self.context.plan.needs_ref_logprobs:
+        """The trainer's component, frozen; None when nothing needs it, or the trainer is it without its adapters."""
+        if not self.context.plan.needs_ref_model:
             return None
         return await self._service("ref_model", self.context.plan.trainer)
 

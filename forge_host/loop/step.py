@@ -55,10 +55,14 @@ class Stepper:
             ),
         )
         inputs = [batch.pack(part) for part in parts]
-        if self.ref_model is not None:
+        if self.ref_model is not None or (self.plan.needs_ref_logprobs and self.plan.trainer_is_reference):
             began = time.perf_counter()
             # The head of each response's targets is all that log-probabilities need; advantages come later.
-            answers = await self.ref_model.logprobs.route(inputs, [batch.targets(part) for part in parts])
+            given = inputs, [batch.targets(part) for part in parts]
+            if self.ref_model is not None:
+                answers = await self.ref_model.logprobs.route(*given)
+            else:
+                answers = await self.trainer.reference_logprobs.call_one(*given)
             for part, answer in zip(parts, answers, strict=True):
                 for row, values in zip(
                     part, batch.unpad(answer, torch.tensor([len(r.completion.token_ids) for r in part])), strict=True

@@ -80,6 +80,11 @@ class TitanTrainer(ForgeActor):
         return self.engine.logprobs(inputs, targets)
 
     @endpoint
+    async def reference_logprobs(self, inputs: Batches, targets: Batches) -> list[Tensor]:
+        """The same under the weights that training began with; needs adapters (`lora_rank`)."""
+        return self.engine.logprobs(inputs, targets, adapters=False)
+
+    @endpoint
     async def metrics(self) -> dict[str, float]:
         """Of the last step."""
         return self.engine.metrics()
