@@ -272,8 +272,8 @@ class Trainer(Protocol):
     """What the loop asks of a trainer actor; every method is a Monarch endpoint of a `ForgeActor`.
 
     `inputs` and `targets` hold one dict a data-parallel rank and micro-batch; rank r of D takes r, r + D, ... (see
-    `forge_host.loop.batch`). `train_step` makes one optimizer step and returns the loss. A trainer with a `lora_rank` in
-    its settings also has `reference_logprobs`, `logprobs` without its adapters.
+    `forge_host.loop.batch`). `train_step` makes one optimizer step and returns the loss. A trainer with a `lora_rank`
+    in its settings also has `reference_logprobs`: `logprobs` without its adapters.
     """
 
     def train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float: ...
