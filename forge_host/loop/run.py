@@ -95,8 +95,11 @@ def run(
     )
     say(f"run directory: {directory.path}" + (f", resumed at step {resume.state['step']}" if resume else ""))
     try:
-        return asyncio.run(lifecycle.main())
-    finally:
+        summary = asyncio.run(lifecycle.main())
+    except BaseException:  # an interrupt too: its report is worth as much
         report = write_final_report(directory.path)
         if report is not None:
             say(f"report: {report}")
+        raise
+    report = write_final_report(directory.path)
+    return summary | ({"report": str(report)} if report is not None else {})

@@ -124,7 +124,7 @@ class LiveView:
         table.add_column(justify="right", width=12)
         for label, metric, form in NUMBERS:
             value = self.metrics.get(metric)
-            if value is not None:
+            if value is not None and not (metric == "train/loss" and self.key != metric):  # a policy loss says nothing
                 style = "bold red" if not math.isfinite(value) else ""
                 table.add_row(label, Text(format(value, form) if math.isfinite(value) else str(value), style=style))
         table.add_row("weights", f"version {self.version}")

@@ -41,9 +41,7 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
         )
     if summary["samples"]:
         console.print(samples_table(summary["samples"]))
-    console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
-    if "model" in summary:
-        console.print(f"trained model: {escape(summary['model'])} (Hugging Face format)", soft_wrap=True)
+    _print_places(summary, console)
     if summary["status"] == "done":
         console.print("next: forge-host run quickstart --set dataset.high=30    a harder task")
         console.print("      forge-host new my-reward --kind reward             your own reward")
@@ -66,13 +64,19 @@ def _print_sft(summary: Mapping[str, Any], console: Console) -> None:
             f"{summary['steps']} steps in {summary['train_s']:.0f} s{rate}, start-up {summary['startup_s']:.0f} s, "
             f"{summary['dropped']:.0f} examples left out as too long"
         )
-    console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
-    if "model" in summary:
-        console.print(f"trained model: {escape(summary['model'])} (Hugging Face format)", soft_wrap=True)
+    _print_places(summary, console)
     if summary["status"] == "done" and "model" in summary:
         model = escape(summary["model"])
         console.print(f"next: forge-host eval CONFIG --model {model}    grade it", soft_wrap=True)
         console.print(f"      forge-host run CONFIG --set model={model}    reinforcement learning", soft_wrap=True)
+
+
+def _print_places(summary: Mapping[str, Any], console: Console) -> None:
+    console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
+    if "model" in summary:
+        console.print(f"trained model: {escape(summary['model'])} (Hugging Face format)", soft_wrap=True)
+    if summary.get("report"):
+        console.print(f"report, to open in a browser: [bold]{escape(summary['report'])}[/bold]", soft_wrap=True)
 
 
 def print_evaluation(summary: Mapping[str, Any], console: Console | None = None) -> None:
