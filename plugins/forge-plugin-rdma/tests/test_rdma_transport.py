@@ -23,7 +23,6 @@ class TestPlugin(PluginContract):
 
 class TestTransport(TransportContract):
     transport = "rdma/rdma"
-    config = {"timeout_s": 20.0}
     cycles = 500  # three messages each
 
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+#: Monarch's own chunks went over TCP at 0.3 to 0.4 GB/s, these at 1.5 (1: 0.4 to 1.0, 16: 0.7 to 1.4; 2 CPU cores).
+TCP_CHUNK_MB = 4
+
 
 @attrs.define(kw_only=True)
 class Rdma:
@@ -71,6 +74,7 @@ class Rdma:
                 where="transport rdma", fix="set transport.tcp_fallback: true, or take another transport",
             )  # fmt: skip
         if backend == "tcp":
+            monarch.configure(rdma_max_chunk_size_mb=TCP_CHUNK_MB)
             warnings.simplefilter("ignore", RDMATcpFallbackWarning)  # said here, once
             log.warning("transport rdma: no RDMA device on this host, Monarch sends over TCP", namespace=namespace)
 
