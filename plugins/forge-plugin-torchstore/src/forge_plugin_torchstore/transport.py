@@ -151,13 +151,20 @@ class TorchStore:
 
     def close(self) -> None:
         """End the store of this process; a reader that has got a version keeps it."""
-        stores = [*self._joined.values(), *([self._own] if self._own is not None else [])]
+        joined, own = list(self._joined.values()), self._own
+        keys = [key for slot in self._slots for key in slot.sizes]
         self._joined.clear()
         self._own = None
         self._slots.clear()
         self._blobs.clear()
-        for store in stores:
+        for store in joined:
             self._wait("stop", store.stop())
+        if own is not None:
+            try:
+                if keys:  # a store process that is killed with them leaves them in /dev/shm until this one ends
+                    self._wait("delete the weights", own.delete(keys))
+            finally:
+                self._wait("stop", own.stop())
         self._thread.close()
 
     def _put_all(
