@@ -40,7 +40,7 @@ def main() -> None:
             best = max(best, len(replies) / (time.perf_counter() - start))
         mean = sum(len(reply) for reply, _ in replies) / len(replies)
         print(f"{name:20} {best:10,.0f} gradings/s  (replies of {mean:.0f} characters on average)")
-    for piece in ("<answer>", "<", r"\boxed{", "1 ", "1,", "-"):
+    for piece in ("<answer>", "<", "(", "{", r"\boxed{", r"\boxed{}", r"\frac", "1", "1 ", "1,", "-"):
         text = (piece * 65_536)[:65_536]
         start = time.perf_counter()
         reward(text, "5")

@@ -123,12 +123,10 @@ def _items(resolved: Resolved, setup: Setup, dataset: Any) -> Iterator[Shown]:
         for prompt in dataset:
             yield _example(prompt, examples)
         return
-    from forge_host.loop.prompts import PromptEncoder
+    from forge_host.loop.prompts import PromptEncoder, prompt_budget
 
     encode = PromptEncoder(model_path, system=config.dataset.system, chat=config.dataset.chat)
-    budget = config.training.seq_len - plan.sampling.max_tokens
-    if config.dataset.max_prompt_tokens is not None:
-        budget = min(budget, config.dataset.max_prompt_tokens)
+    budget = prompt_budget(config, plan)
     for prompt in dataset:
         length = len(encode(prompt))
         yield Shown(

@@ -14,11 +14,11 @@ from typing import Any
 
 import attrs
 
-from forge_host.errors import RunError, UsageError
+from forge_host.errors import RunError
 from forge_host.loop.conversing import Talker
 from forge_host.loop.evaluation import evaluate
 from forge_host.loop.lifecycle import Lifecycle, held_out
-from forge_host.loop.prompts import PromptEncoder
+from forge_host.loop.prompts import PromptEncoder, prompt_budget
 from forge_host.loop.roles import RoleStarter
 from forge_host.loop.rollout import Roller
 from forge_host.runtime.service import Service
@@ -50,18 +50,10 @@ class EvalRunner(Lifecycle):
             encode = await asyncio.to_thread(
                 PromptEncoder, self.model_path, system=config.dataset.system, chat=config.dataset.chat
             )
-            prompts = await asyncio.to_thread(
-                held_out, self.host, plan.evaluation.use, config.evaluation.num_prompts
-            )
-            budget = config.training.seq_len - plan.sampling.max_tokens
-            self.prompts = [prompt for prompt in prompts if len(encode(prompt)) <= budget]
-            self.left_out = len(prompts) - len(self.prompts)
-            if not self.prompts:
-                raise UsageError(
-                    f"none of the {len(prompts)} prompts fits: training.seq_len {config.training.seq_len} less "
-                    f"{plan.sampling.max_tokens} tokens for the response leaves {budget}",
-                    fix="raise training.seq_len or lower sampling.max_tokens",
-                )
+            self.prompts, self.left_out = await asyncio.to_thread(
+                held_out, self.host, plan.evaluation.use, config.evaluation.num_prompts,
+                lambda prompt: len(encode(prompt)), prompt_budget(config, plan),
+            )  # fmt: skip
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -232,16 +232,27 @@ class Lifecycle:
             loop.add_signal_handler(number, on_signal)
 
 
-def held_out(host: Any, use: Use, num_prompts: int) -> list[Any]:
-    """The evaluation's prompts: the first of its dataset.
+def held_out(
+    host: Any, use: Use, num_prompts: int, num_tokens: Callable[[Any], int] | None = None, budget: int = 0
+) -> tuple[list[Any], int]:
+    """The evaluation's prompts, of the first of its dataset; second, how many of those were longer than `budget`.
 
     Raises:
         UsageError: there is none.
     """
-    prompts = list(islice(iter(host.build("dataset", use)), num_prompts))
-    if not prompts:
+    found = list(islice(iter(host.build("dataset", use)), num_prompts))
+    if not found:
         raise UsageError("the evaluation's dataset has no prompts", where="evaluation.dataset")
-    return prompts
+    prompts = found if num_tokens is None else [prompt for prompt in found if num_tokens(prompt) <= budget]
+    if not prompts:
+        raise UsageError(
+            f"none of the {len(found)} evaluation prompts fits: training.seq_len less sampling.max_tokens, or "
+            f"dataset.max_prompt_tokens, leaves {budget} tokens for a prompt",
+            fix="raise training.seq_len or lower sampling.max_tokens",
+        )
+    if len(prompts) < len(found):
+        log.warning("evaluation prompts left out as too long", count=len(found) - len(prompts), budget=budget)
+    return prompts, len(found) - len(prompts)
 
 
 def data_parallel_degree(config: Any) -> int:

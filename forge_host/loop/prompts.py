@@ -13,6 +13,13 @@ from forge_host.errors import UsageError
 from forge_host.types import Prompt
 
 
+def prompt_budget(config: Any, plan: Any) -> int:
+    """Most tokens of a prompt: what training.seq_len leaves beside the response, or dataset.max_prompt_tokens."""
+    budget: int = config.training.seq_len - plan.sampling.max_tokens
+    limit = config.dataset.max_prompt_tokens
+    return budget if limit is None else min(budget, limit)
+
+
 class PromptEncoder:
     """Loads the tokenizer of a local Hugging Face folder; calls give token ids.
 

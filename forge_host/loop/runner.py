@@ -16,7 +16,7 @@ from forge_host.api import ADVANTAGE_ARGUMENTS
 from forge_host.loop.controller import Controller
 from forge_host.loop.conversing import Talker
 from forge_host.loop.lifecycle import Lifecycle, data_parallel_degree, held_out
-from forge_host.loop.prompts import PromptEncoder
+from forge_host.loop.prompts import PromptEncoder, prompt_budget
 from forge_host.loop.roles import start_roles
 from forge_host.loop.rollout import Roller
 from forge_host.loop.step import Stepper
@@ -52,18 +52,18 @@ class Runner(Lifecycle):
                 f"advantage `{plan.advantage.ref}`",
             )
             sampler = self.host.build("sampler", plan.sampler.use)
-            self.probes = list(islice(iter(dataset), NUM_PROBES))
+            budget = prompt_budget(config, plan)
+            fitting = (prompt for prompt in islice(dataset, 100) if len(encode(prompt)) <= budget)
+            self.probes = list(islice(fitting, NUM_PROBES))
             if config.evaluation.interval:
-                self.held_out = await asyncio.to_thread(
-                    held_out, self.host, plan.evaluation.use, config.evaluation.num_prompts
-                )
+                self.held_out, _ = await asyncio.to_thread(
+                    held_out, self.host, plan.evaluation.use, config.evaluation.num_prompts,
+                    lambda prompt: len(encode(prompt)), budget,
+                )  # fmt: skip
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             raise
-        budget = training.seq_len - plan.sampling.max_tokens
-        if config.dataset.max_prompt_tokens is not None:
-            budget = min(budget, config.dataset.max_prompt_tokens)
         stream = PromptStream(dataset, seed=training.seed, keep=lambda prompt: len(encode(prompt)) <= budget)
         roles = await starting
         self.trainer = roles.trainer

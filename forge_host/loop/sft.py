@@ -189,7 +189,7 @@ class SftRunner(Lifecycle):
         )  # fmt: skip
 
     def _held_out(self, encode: ExampleEncoder) -> list[batch.Row]:
-        prompts = held_out(self.host, self.plan.evaluation.use, self.config.evaluation.num_prompts)
+        prompts, _ = held_out(self.host, self.plan.evaluation.use, self.config.evaluation.num_prompts)
         rows = [row for prompt in prompts for row in encode(prompt)]
         if not rows:
             raise UsageError(

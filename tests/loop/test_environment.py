@@ -236,3 +236,19 @@ def test_its_failures_stop_the_run_by_name(fake_run) -> None:
 def test_an_environment_without_rollout_is_refused(fake_run) -> None:
     done = fake_run("--dry-run", environment={"use": f"{HERE / 'fake_environment.py'}:Nothing"}, rewards=[])
     assert done.code == 3 and "has no method `rollout`" in done.err, done.err
+
+
+def test_prompts_that_are_too_long_are_left_out_everywhere(fake_run, tmp_path) -> None:
+    """First in the file, so that the probe and the evaluation meet it too."""
+    import json
+
+    rows = [{"prompt": "c" * 70, "answer": "b"}, {"prompt": "cab", "answer": "b"}, {"prompt": "bad", "answer": "b"}]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = fake_run(
+        dataset={"path": str(tmp_path / "long.jsonl"), "chat": False}, evaluation={"interval": 1, "num_prompts": 3},
+        training={"batch_size": 2, "max_steps": 2},
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert {row["prompt"] for row in done.rollouts} == {"cab", "bad"}
+    metrics = done.metrics[-1]["metrics"]
+    assert metrics["data/left_out"] >= 1 and metrics["eval/num_prompts"] == 2
