@@ -12,6 +12,7 @@ def test_eval_grades_without_a_trainer(fake_run) -> None:
     run = fake_run("--json", command="eval", evaluation=evaluation)
     assert run.code == 0, run.err
     summary = json.loads(run.out)
+    assert summary.pop("report").endswith("report.html")
     assert summary == run.summary and summary["kind"] == "eval" and summary["status"] == "done"
     metrics = summary["metrics"]
     rows = run.rollouts

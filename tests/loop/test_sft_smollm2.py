@@ -29,7 +29,8 @@ def test_grpo_goes_on_from_sft(forge_host, tmp_path) -> None:
     assert tuned["eval_loss_last"] < tuned["eval_loss_first"] - 0.2, tuned
     model = str(tmp_path / "sft" / "model")
     out, graded = forge_host("eval", "quickstart", "--model", model, "--json", evaluation__n_samples=2)
-    assert json.loads(out) == graded
+    printed = json.loads(out)
+    assert printed.pop("report").endswith("report.html") and printed == graded
     assert graded["metrics"]["eval/num_prompts"] == 8 and "eval/pass@2" in graded["metrics"]
     _, trained = forge_host("run", "quickstart", model=model, training__max_steps=1, sampling__n=4)
     assert trained["steps"] == 1 and trained["weight_syncs_verified"] == 1
