@@ -269,3 +269,19 @@ def test_sleeping_only_between_synchronous_steps(age: int, interval: int, fine: 
     run = plan(SamplingParams(), sleep_between_steps=True)
     run.config = SimpleNamespace(training=TrainingConfig(max_policy_age=age, sync_interval=interval))
     assert [f.level for f in findings(run)] == ([] if fine else ["error"])
+
+
+@pytest.mark.slow
+def test_sampled_logprobs_are_those_of_vllm() -> None:
+    from forge_plugin_vllm.sampled import sampled_only
+    from vllm.v1.sample.sampler import Sampler
+
+    logprobs, tokens = torch.randn(5, 40).log_softmax(-1), torch.randint(0, 40, (5,))
+    ours = sampled_only(Sampler.gather_logprobs)
+    for number in (0, 3):
+        with torch.compiler.set_stance("force_eager"):
+            theirs, mine = Sampler.gather_logprobs(logprobs, number, tokens), ours(logprobs, number, tokens)
+        assert torch.equal(theirs.logprobs, mine.logprobs)
+        assert torch.equal(theirs.logprob_token_ids, mine.logprob_token_ids)
+        assert theirs.selected_token_ranks.shape == mine.selected_token_ranks.shape
+        assert theirs.selected_token_ranks.dtype == mine.selected_token_ranks.dtype
