@@ -101,6 +101,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("time/reward_s", "s", "sum", "grading, in parallel with generation"),
     Metric("time/sync_s", "s", "last", "publishing and loading weights"),
     Metric("time/sync_pause_s", "s", "last", "a generator making no tokens while it loads weights; the longest"),
+    Metric("sync/pause_s", "s", "last", "a generator making no tokens while it loaded weights, since its start"),
     Metric("time/host_s", "s", "last", "what is left of the step: the host's own work"),
     Metric("time/evaluation_s", "s", "last", "evaluation on held-out prompts"),
     Metric("system/cpu_share", "share", "mean", "the machine's processors in use since the last step"),
