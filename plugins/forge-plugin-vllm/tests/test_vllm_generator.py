@@ -141,6 +141,7 @@ async def test_new_weights_take_effect_whole(generator: Any, trainer: Trainer, f
     assert await generator.update_weights.call_one(trainer.publish(trainer.held[0])) == ""
     (back,) = await generator.generate.call_one(PROMPT, greedy)
     assert back.token_ids == before.token_ids
+    assert (await generator.metrics.call_one())["sync/in_place"] == 1, "from the second update on without a reload"
 
 
 async def test_every_token_has_its_own_version(generator: Any, trainer: Trainer, folder: str) -> None:

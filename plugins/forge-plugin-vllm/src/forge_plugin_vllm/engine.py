@@ -158,7 +158,12 @@ class VLLMEngine:
 
     def metrics(self) -> dict[str, float]:
         """Totals since the start, with units in their names, and what is in flight now."""
-        return {**self._counts, "requests/running": float(len(self._pending)), "policy_version": float(self.version)}
+        return {
+            **self._counts,
+            "requests/running": float(len(self._pending)),
+            "policy_version": float(self.version),
+            "sync/in_place": float(self._loading == "in place"),
+        }
 
     async def stop(self) -> None:
         """End the thread and free the model; unfinished requests fail."""
