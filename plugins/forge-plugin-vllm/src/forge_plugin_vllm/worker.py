@@ -70,7 +70,7 @@ class WorkerExtension:
         # At every update it warns of layers without weights of their own; names and shapes are checked here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self.forge_opening, self.forge_transport = opening, opening.transport_here()
-        sampler = getattr(self.model_runner, "sampler", None)
+        sampler: Any = getattr(self.model_runner, "sampler", None)
         if hasattr(sampler, "gather_logprobs"):
             from forge_plugin_vllm.sampled import sampled_only
 
