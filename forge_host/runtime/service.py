@@ -278,7 +278,8 @@ class ServiceCall:
         A replica that is silent for the whole `monarch.call_timeout` counts as dead, once per request: a second one
         would mean that the request is what hangs. With a `timeout_s` of the caller's it is the caller's business.
         """
-        service, hung, request = self.service, False, Request(self.name, args, session)
+        service, hung = self.service, False
+        request = ANY if service._router is None else Request(self.name, args, session)
         while True:
             replica = await service.acquire(self.pinned, request)
             handle, began = replica.handle, time.monotonic()
