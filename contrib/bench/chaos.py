@@ -107,12 +107,15 @@ def main() -> None:
             calm = one(config, folder / "calm", None, chooser)
             print(f"without a kill: {calm}", flush=True)
             length = calm["s"]
-        passed = 0
-        for number in range(options.runs):
+        passed = kills = runs = 0
+        while kills < options.runs:
             moment = chooser.uniform(0.0, length - 1.0)
-            result = one(config, folder / f"run-{number:02}", moment, chooser)
-            passed += "problem" not in result
-            print(f"{number:2} at {moment:4.1f} s: {result}", flush=True)
+            result = one(config, folder / f"run-{runs:02}", moment, chooser)
+            runs += 1
+            good, killed = "problem" not in result, result["target"] != "-"
+            kills += killed or not good  # one that was over before its moment is made again
+            passed += killed and good
+            print(f"{kills:2} at {moment:4.1f} s: {result}", flush=True)
     print(f"{passed} of {options.runs} runs finished, each with every episode accounted for")
     sys.exit(passed != options.runs)
 
