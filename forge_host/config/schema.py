@@ -49,7 +49,8 @@ class TrainingConfig:
     )
     micro_batch_tokens: int = field(
         default=16384,
-        help="most tokens of one packed micro-batch; more micro-batches are made to keep it",
+        help="most tokens of one packed micro-batch, of many rows: seq_len bounds a row only. A small model on a GPU "
+        "wants 16384 (four packs of 4,096) or more; memory is the limit",
         unit="tokens",
         validator=ge(1),
     )
@@ -75,7 +76,9 @@ class TrainingConfig:
         default=1.0, help="global gradient norm is clipped to this; null is off", validator=optional(gt(0))
     )
     gradient_checkpointing: bool = field(default=False, help="recompute activations in the backward pass")
-    compile: bool = field(default=False, help="torch.compile the model")
+    compile: bool | None = field(
+        default=None, help="torch.compile each transformer block (the first step takes longer); null is on a GPU"
+    )
     entropy_coef: float = field(default=0.0, help="entropy bonus; replaces the algorithm's when given", validator=ge(0))
     sync_interval: int = field(default=1, help="publish weights every so many steps", unit="steps", validator=ge(1))
     max_policy_age: int = field(

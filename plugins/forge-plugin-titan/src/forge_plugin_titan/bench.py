@@ -200,6 +200,7 @@ def _serve(argument: str) -> None:
         print(json.dumps(found), flush=True)
         if found.get("fatal"):
             return
+        gc.unfreeze()  # what the row's compilation has left can go
         gc.collect()
 
 

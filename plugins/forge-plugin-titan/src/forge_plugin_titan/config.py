@@ -21,7 +21,7 @@ class TitanConfig:
     attention: str = field(
         default="auto",
         help="auto, sdpa (dense blocks; any device), flex (CUDA) or varlen (flash attention, CUDA, not float32); "
-        "auto is flex on CUDA and sdpa on CPU",
+        "auto is varlen on CUDA (flex in float32) and sdpa on CPU",
         validator=in_(("auto", "sdpa", "flex", "varlen")),
     )
     share_prompts: bool = field(

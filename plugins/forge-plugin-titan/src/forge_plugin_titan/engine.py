@@ -28,7 +28,7 @@ from forge_host.rl.metrics import floats
 from forge_plugin_titan import states
 from forge_plugin_titan.config import TitanConfig
 from forge_plugin_titan.head import Request
-from forge_plugin_titan.kernels import choose_attention, kernels
+from forge_plugin_titan.kernels import allow_recompiling, choose, kernels
 from forge_plugin_titan.layout import Layout, build_layout, send
 from forge_plugin_titan.lora import adapters_off
 from forge_plugin_titan.models import read_model
@@ -71,9 +71,12 @@ class TitanEngine:
         self.device = torch.device(device)
         world = dist.get_world_size() if dist.is_initialized() else 1
         self.degrees = resolve(parallelism, world)
-        self.attention = choose_attention(config, training, self.device)
-        inner, self._plan = kernels(self.attention)
         trains = objective is not None
+        choice = choose(config, training, self.device, trains=trains)
+        self.attention, training = choice.attention, attrs.evolve(training, compile=choice.compiled)
+        inner, self._plan = kernels(self.attention)
+        if choice.compiled:
+            allow_recompiling()
         if not trains:
             config = attrs.evolve(config, lora_rank=0)
         self.spec = read_model(

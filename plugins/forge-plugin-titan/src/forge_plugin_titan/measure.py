@@ -17,6 +17,7 @@ from forge_host.config.schema import ParallelismConfig, TrainingConfig
 from forge_host.loop.batch import Row, make_batches
 from forge_host.rl import Objective, linear_logprobs
 from forge_host.types import Completion
+from forge_plugin_titan.actor import settle
 from forge_plugin_titan.bench import Settings, Task, titan_config
 from forge_plugin_titan.device import prepare
 from forge_plugin_titan.engine import TitanEngine
@@ -75,6 +76,7 @@ def measure(task: Task, name: str, settings: Mapping[str, Settings]) -> dict[str
     engine.train_step(inputs, targets)
     first = time.perf_counter() - began
     norm, loss = engine.metrics()["policy/grad_norm"], engine.metrics()["policy/loss"]
+    settle()
     for _ in range(task.warmup - 1):
         engine.train_step(inputs, targets)
     began = time.perf_counter()

@@ -24,17 +24,16 @@ from forge_plugin_titan.layout import Segment, send
 
 
 class VarlenPlan(NamedTuple):
-    """Where segments begin: `queries` and `keys` int32 [S + 1], `take` int64 [K] or None, and the longest of each.
+    """Where segments begin: `queries` and `keys` int32 [S + 1], `take` int64 [K] or None, and a bound of their lengths.
 
-    The longest are rounded up to powers of two and S to a multiple of 64 (empty segments), so that a compiled block
-    meets few different ones.
+    The bound is a power of two of at least 256 and S a multiple of 64 (empty segments), so that a compiled block meets
+    few different ones; too large a bound costs idle thread blocks only.
     """
 
     queries: Tensor
     keys: Tensor
     take: Tensor | None
-    max_queries: int
-    max_keys: int
+    longest: int
 
 
 def varlen_plan(segments: Sequence[Segment], device: torch.device | str) -> VarlenPlan:
@@ -47,17 +46,13 @@ def varlen_plan(segments: Sequence[Segment], device: torch.device | str) -> Varl
         )
     return VarlenPlan(
         send(_starts(queries), device), send(_starts(keys), device), None if take is None else send(take, device),
-        _power_of_two(max(queries)), _power_of_two(max(keys)),
+        max(256, 1 << (max(keys) - 1).bit_length()),
     )  # fmt: skip
 
 
 def _starts(lengths: list[int]) -> Tensor:
     lengths = lengths + [0] * (-len(lengths) % 64)
     return torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 class SegmentVarlen(FlexAttention):
@@ -83,7 +78,7 @@ class SegmentVarlen(FlexAttention):
         if plan.take is not None:
             k, v = _Rows.apply(k, plan.take), _Rows.apply(v, plan.take)
         out: Any = varlen_attn(
-            q_BLNH[0], k, v, plan.queries, plan.keys, plan.max_queries, plan.max_keys,
+            q_BLNH[0], k, v, plan.queries, plan.keys, plan.longest, plan.longest,
             scale=scale, window_size=(-1, 0), enable_gqa=enable_gqa,
         )  # fmt: skip
         return out[None]  # type: ignore[no-any-return]
