@@ -257,7 +257,9 @@ class Generator(Protocol):
 
     `generate` returns `params.n` completions of one prompt, tokens in and tokens out. `update_weights` fetches a
     receipt's version through the transport and loads it in place, in-flight requests going on; it returns the
-    checksum of the loaded tensors when `checksum` is set, else "". It may also have an endpoint `metrics` without
+    checksum of the loaded tensors when `checksum` is set, else "". It may have `generate_many(prompts, params)`, which
+    answers several prompts as one batch, so that the same call with the same seeds gives the same tokens whatever was
+    called before; without it, how far a seed goes is its own affair. It may also have an endpoint `metrics` without
     arguments that returns totals by name; of those the loop reads `sync/pause_s`, the seconds in which updates kept it
     from making tokens. A generator whose configuration has a true `sleep_between_steps` has the endpoints `sleep` and
     `wake`, called before a synchronous step trains and before its weights are loaded.
@@ -273,7 +275,8 @@ class Trainer(Protocol):
 
     `inputs` and `targets` hold one dict a data-parallel rank and micro-batch; rank r of D takes r, r + D, ... (see
     `forge_host.loop.batch`). `train_step` makes one optimizer step and returns the loss. A trainer with a `lora_rank`
-    in its settings also has `reference_logprobs`: `logprobs` without its adapters.
+    in its settings also has `reference_logprobs`: `logprobs` without its adapters. It may have `snapshot(path)`, which
+    copies what `save(path)` would write and writes it meanwhile, and `written()`, which returns when that is done.
     """
 
     def train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float: ...

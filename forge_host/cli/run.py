@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from forge_host.config import Resolved
     from forge_host.loop.checkpoint import Checkpoint
 
+#: What `--allow` knows besides plugin:NAME and file:PATH.
+ALLOWED = ("dataset", "forge-host", "python", "torch", "monarch")
+
 
 def run_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every command that trains."""
@@ -29,6 +32,11 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
             click.option("--resume", metavar="RUN", help="Go on from the newest good checkpoint of this directory."),
+            click.option(
+                "--allow", multiple=True, metavar="NAME",
+                help="Let this differ from the checkpoint or lock: dataset, plugin:NAME, file:PATH, forge-host, "
+                "python, torch, monarch.",
+            ),
             click.option("--locked", metavar="FILE", help="Refuse plugins that differ from this plugins.lock."),
             click.option("--run-dir", metavar="DIR", help="Make exactly this run directory."),
             click.option("--quiet", is_flag=True, help="No live progress; only the summary."),
@@ -43,6 +51,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command(context_settings=CONFIG_CONTEXT)
 @config_options
 @run_options
+@click.option("--replay", metavar="RUN", help="Train on the batches that this run recorded (record.batches: true).")
 def run(setup: Setup, **options: Any) -> None:
     """Train. CONFIG is a YAML file or a recipe's name (default: quickstart); --KEY VALUE sets any key of it."""
     train(setup, "quickstart", **options)
@@ -60,6 +69,8 @@ def train(
     quiet: bool,
     check: bool = False,
     reference: str | None = None,
+    allow: tuple[str, ...] = (),
+    replay: str | None = None,
 ) -> dict[str, Any] | None:
     """Resolve, `examine` and run what the command line asked for; without a configuration the recipe `default`.
 
@@ -68,6 +79,12 @@ def train(
     from forge_host.report.reference import check_run, check_settings, load_reference
 
     expected = None
+    _check_allowed(allow)
+    recorded = None
+    if replay is not None:
+        from forge_host.loop.replay import Replay
+
+        recorded = Replay(Path(replay))
     if check or reference is not None:
         expected = load_reference(reference or (setup.configs[0] if setup.configs else default))
     if run_dir:
@@ -88,7 +105,7 @@ def train(
         check_settings(resolved.to_yaml(), expected)
     for lock in (locked, checkpoint and checkpoint.lock):
         if lock:
-            _check_lock(setup, lock)
+            _check_lock(setup, lock, allow)
     for record in setup.host.problems:
         print(f"note: plugin `{record.name}` is not loaded: {record.reason}", file=sys.stderr)
     for note in resolved.notes:
@@ -103,7 +120,10 @@ def train(
     from forge_host.loop.run import run as start
     from forge_host.report.summary import print_summary
 
-    summary = start(resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet)
+    summary = start(
+        resolved, setup.host, run_dir=run_dir, resume=checkpoint, quiet=quiet, allow=frozenset(allow),
+        runner_args={} if recorded is None else {"replay": recorded},
+    )  # fmt: skip
     print_summary(summary)
     if expected is not None:
         print(check_run(summary["directory"], expected))
@@ -125,7 +145,17 @@ def _checkpoint(run_dir: Path) -> Checkpoint:
     return checkpoint
 
 
-def _check_lock(setup: Setup, file: str | Path) -> None:
+def _check_lock(setup: Setup, file: str | Path, allow: tuple[str, ...]) -> None:
     from forge_host.plugins.lock import PluginLock
 
-    PluginLock.read(file).check(setup.host.lock(), str(file))
+    PluginLock.read(file).check(setup.host.lock(), str(file), allow)
+
+
+def _check_allowed(names: tuple[str, ...]) -> None:
+    for name in names:
+        kind, _, rest = name.partition(":")
+        if name not in ALLOWED and not (rest and kind in ("plugin", "file")):
+            raise UsageError(
+                f"`{name}` cannot be allowed", where="--allow",
+                fix=f"known: {', '.join(ALLOWED)}, plugin:NAME, file:PATH",
+            )  # fmt: skip

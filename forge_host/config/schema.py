@@ -86,6 +86,11 @@ class TrainingConfig:
     )
     off_by_n: int | None = field(default=None, help="torchforge's name of max_policy_age", validator=optional(ge(0)))
     seed: int = field(default=0, help="seed of data order, sampling and initialisation")
+    deterministic: bool | None = field(
+        default=None,
+        help="the same seed draws the same responses, and without policy age the run repeats bit for bit; null is true "
+        "where generators run on the CPU, false on a GPU, where a seed for every response slows sampling down",
+    )
     verify_weight_sync: bool = field(
         default=False, help="compare a checksum of the generator's weights with the trainer's"
     )
@@ -196,6 +201,9 @@ class CheckpointConfig:
         default=0, help="save every so many steps; 0 only at the end or on a failure", unit="steps", validator=ge(0)
     )
     keep: int = field(default=2, help="newest checkpoints kept", validator=ge(1))
+    background: bool = field(
+        default=True, help="write while training goes on, from a copy of the training state in CPU memory"
+    )
     final: bool = field(default=False, help="save a resumable checkpoint when the run ends")
     export: bool = field(default=True, help="write the final weights in Hugging Face format to <run>/model")
 
@@ -206,6 +214,7 @@ class RecordConfig:
 
     token_ids: bool = field(default=False, help="write the token ids of prompt and response")
     logprobs: bool = field(default=False, help="write the log-probability of every sampled token")
+    batches: bool = field(default=False, help="write every step's training batch to batches/, for run --replay")
     part_mb: float = field(
         default=64.0, help="size at which a file is closed and compressed", unit="MB", validator=gt(0)
     )

@@ -65,6 +65,17 @@ class Buffer:
         while self._failure is None and self.admitted >= self._limit():
             await _wait(self._admitting)
         self._raise()
+        return self._ticket()
+
+    async def admit_round(self) -> list[Ticket]:
+        """Wait until nothing is under way and slots are free, then take them all: which rollouts start together does
+        not depend on what was finished when."""
+        while self._failure is None and (self.in_flight or self.admitted >= self._limit()):
+            await _wait(self._admitting)
+        self._raise()
+        return [self._ticket() for _ in range(self._limit() - self.admitted)]
+
+    def _ticket(self) -> Ticket:
         ticket = Ticket(self.next_ticket, self.version)
         self.next_ticket += 1
         self.admitted += 1
@@ -81,6 +92,8 @@ class Buffer:
             ticket.group = group
             self.ready += 1
             self._in_a_row.clear()
+            if not self.in_flight:
+                _wake(self._admitting)  # a round is over
         else:
             del self._live[ticket.number]
             self.admitted -= 1

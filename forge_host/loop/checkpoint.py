@@ -12,6 +12,7 @@ checkpoint.state["step"]
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -59,11 +60,7 @@ async def save(
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "trainer").mkdir(parents=True)
         await save_trainer(str(partial / "trainer"))
-        (partial / "state.json").write_text(json.dumps(state), encoding="utf-8")
-        (partial / "plugins.lock").write_text(lock_text, encoding="utf-8")
-        (partial / "manifest.json").write_text(json.dumps(_manifest(partial)), encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
+        await asyncio.to_thread(_commit, partial, final, state, lock_text)
     except OSError as error:
         raise RunError(
             f"checkpoint {final} could not be written: {error.strerror}", fix="free space or set run_dir elsewhere"
@@ -71,8 +68,79 @@ async def save(
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of the record needs its space
     for old in _folders(run_dir)[:-keep]:
-        shutil.rmtree(old)
+        await asyncio.to_thread(shutil.rmtree, old)
     return final
+
+
+def _commit(partial: Path, final: Path, state: Mapping[str, Any], lock_text: str) -> None:
+    (partial / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    (partial / "plugins.lock").write_text(lock_text, encoding="utf-8")
+    (partial / "manifest.json").write_text(json.dumps(_manifest(partial)), encoding="utf-8")
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+
+
+@attrs.define(eq=False)
+class Writer:
+    """Writes a run's checkpoints, beside training where the trainer can (`snapshot` and `written`): one at a time.
+
+    Args:
+        trainer: its handle.
+        background: go on as soon as the training state is copied.
+        saved: called with the step and the path once a checkpoint is whole.
+    """
+
+    run_dir: Path
+    lock_text: str
+    keep: int
+    trainer: Any
+    background: bool
+    saved: Callable[[int, str], None]
+    _task: asyncio.Task[str] | None = None
+
+    async def begin(self, state: Mapping[str, Any]) -> None:
+        """Copy the state and write it meanwhile; without `background`, return when it is written.
+
+        Raises:
+            RunError: the checkpoint before could not be written.
+        """
+        await self.wait()
+        if not self.background:
+            await self.write(state)
+            return
+        copied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def save_trainer(path: str) -> None:
+            await self.trainer.snapshot.call(path)
+            copied.set_result(None)
+            await self.trainer.written.call()
+
+        self._task = asyncio.create_task(self._write(state, save_trainer))
+        waits: set[asyncio.Future[Any]] = {self._task, copied}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        self.check()
+
+    async def write(self, state: Mapping[str, Any]) -> str:
+        """Write it now; the path."""
+        await self.wait()
+        return await self._write(state, self.trainer.save.call)
+
+    def check(self) -> None:
+        """Raises the RunError of a checkpoint that could not be written in the background."""
+        if self._task is not None and self._task.done():
+            task, self._task = self._task, None
+            task.result()
+
+    async def wait(self) -> None:
+        """Until nothing is being written. Raises as `check`."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self.check()
+
+    async def _write(self, state: Mapping[str, Any], save_trainer: Callable[[str], Awaitable[Any]]) -> str:
+        path = str(await save(self.run_dir, state, self.lock_text, save_trainer, self.keep))
+        self.saved(state["step"], path)
+        return path
 
 
 def newest(run_dir: Path) -> Checkpoint | None:

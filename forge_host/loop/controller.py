@@ -14,12 +14,14 @@ from typing import Any
 import attrs
 import structlog
 
-from forge_host.errors import ForgeError, RunError
+from forge_host.errors import ForgeError
 from forge_host.loop import checkpoint, evaluation
 from forge_host.loop.alarms import ConstantRewards
-from forge_host.loop.buffer import Buffer, Ticket
+from forge_host.loop.buffer import Buffer
 from forge_host.loop.ledger import NAME as LEDGER
 from forge_host.loop.ledger import Ledger
+from forge_host.loop.producer import Producer
+from forge_host.loop.replay import FOLDER, Replay, write_batch
 from forge_host.loop.roles import Roles
 from forge_host.loop.rollout import Roller
 from forge_host.loop.rundir import RunDirectory
@@ -31,6 +33,7 @@ from forge_host.runtime.logs import note_step
 from forge_host.types import Group, Prompt, RunInfo, StepReport, Verdict
 
 log = structlog.get_logger()
+STALLED_S = 60.0  #: a step that waits longer for rollouts says what it waits for, then after twice as long again
 
 
 class Controller:
@@ -41,6 +44,10 @@ class Controller:
         stop: set to end after the step in progress.
         lock_text: the plugin lock, copied into checkpoints.
         held_out: prompts of the evaluation.
+        deterministic: every group is drawn with a seed of its own.
+        round_parts: above 0, rollouts start in rounds, each divided into so many batches (`Roller.generate_round`).
+        trainer_class: says whether checkpoints can be written in the background.
+        replay: train on these batches and start no rollouts.
     """
 
     def __init__(
@@ -59,11 +66,21 @@ class Controller:
         stop: asyncio.Event,
         lock_text: str,
         held_out: Sequence[Prompt] = (),
+        deterministic: bool = False,
+        round_parts: int = 0,
+        trainer_class: type | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self.config, self.plan, self.host, self.roles = config, plan, host, roles
         self.roller, self.stepper, self.stream = roller, stepper, stream
         self.directory, self.trackers, self.info, self.stop = directory, trackers, info, stop
-        self.lock_text, self.held_out = lock_text, held_out
+        self.held_out = held_out
+        self.replay = replay
+        settings = config.checkpoint
+        self.writer = checkpoint.Writer(
+            run_dir=directory.path, lock_text=lock_text, keep=settings.keep, trainer=roles.trainer,
+            background=settings.background and hasattr(trainer_class, "snapshot"), saved=self._saved,
+        )  # fmt: skip
         training = config.training
         self.sync = WeightSync(
             roles.trainer, roles.generator, verify=training.verify_weight_sync, timeout_s=training.weight_sync_timeout
@@ -81,15 +98,15 @@ class Controller:
         self.ledger: Ledger | None = None
         self.first_evaluation: dict[str, float] = {}
         self.history: list[StepReport] = []
-        self._rollouts: set[asyncio.Task[None]] = set()
         self._update: asyncio.Task[float] | None = None
         self.constant_rewards = ConstantRewards(config.reward.constant_after)
         self._rejected_before = 0
         self._system = SystemSampler(share=0.001)
         self._saved_at = 0
-        self._responses = self._failures = 0  # since the last look at the rate of reward errors
-        self._pending: dict[str, Prompt] = {}  # by group id: given out by the stream, not yet trained on or rejected
-        self._again: list[Prompt] = []  # were pending when the checkpoint was written
+        self.producer = Producer(
+            config=config, plan=plan, host=host, info=info, roller=roller, stream=stream, buffer=self.buffer,
+            directory=directory, deterministic=deterministic, round_parts=round_parts,
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Train until `max_steps` or `stop`.
@@ -98,17 +115,18 @@ class Controller:
             ForgeError: whatever ended the run; the trainer keeps its last whole step.
         """
         ledger = self.ledger = self.ledger or Ledger(self.directory.path / LEDGER)
+        self.producer.ledger, self.producer.step = ledger, self.step
         if self.config.evaluation.interval and self.step == 0:
             self.first_evaluation = await self.evaluate()
-        producer = asyncio.create_task(self._produce())
+        if self.replay is None:
+            self.producer.start()
         try:
             while self.step < self.config.training.max_steps and not self.stop.is_set():
                 await self._one_step()
+                self.writer.check()
+            await self.writer.wait()
         finally:
-            producer.cancel()
-            for task in self._rollouts:
-                task.cancel()
-            await asyncio.gather(producer, *self._rollouts, return_exceptions=True)
+            await self.producer.stop()
             if self._update is not None:
                 await asyncio.gather(self._update, return_exceptions=True)
             ledger.close(self.step)
@@ -129,20 +147,26 @@ class Controller:
         if self.sleeps:
             await self.roles.generator.sleep.fanout()
         metrics = await self.stepper(groups, self.version)
-        self.step += 1
+        self.step = self.producer.step = self.step + 1
+        if self.config.record.batches:
+            await asyncio.to_thread(write_batch, self.directory.path / FOLDER, self.step, groups)
         for group in groups:
-            del self._pending[group.id]
+            self.producer.pending.pop(group.id, None)
             self._ledger.trained(self.step, group)
         publish_s = update_s = 0.0
         if self.step % training.sync_interval == 0:
             update_s = await self._updated()  # the update before must be over: a transport keeps two versions
-            publish_s = await self.sync.publish(self.version + 1)
             self.version += 1
-            await self._save_if_due()
-            self._update = asyncio.create_task(self._spread(self.version))
             if training.max_policy_age == 0:
-                update_s += await self._updated()
-            self.host.hooks.forge_weights_published(run=self.info, version=self.version, seconds=publish_s + update_s)
+                publish_s = await self.sync.publish(self.version)
+                await self._save_if_due()
+                update_s += await self._spread(self.version, publish_s)
+            else:
+                # Both beside the next step. After the sleep the trainer has been asked to publish, so that it does so
+                # before it is asked for the next step.
+                self._update = asyncio.create_task(self._publish_and_spread(self.version))
+                await asyncio.sleep(0)
+                await self._save_if_due()
         evaluated = await self._evaluate_if_due()
         step_s = time.perf_counter() - began - evaluated.get("time/evaluation_s", 0.0)
         spans = self.roller.spans.read()
@@ -202,51 +226,74 @@ class Controller:
 
     async def _groups(self, count: int) -> list[Group] | None:
         """The step's groups, or None when `stop` is set first: waiting for rollouts is nothing worth finishing."""
+        if self.replay is not None:
+            groups = await asyncio.to_thread(self.replay.groups, self.step + 1)
+            for group in groups:
+                self._ledger.requested(group.id, len(group.episodes))
+            return groups
         take, stop = asyncio.create_task(self.buffer.take(count)), asyncio.create_task(self.stop.wait())
-        done, _ = await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
+        began, patience = time.perf_counter(), STALLED_S
+        while True:
+            done, _ = await asyncio.wait({take, stop}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                break
+            waited = round(time.perf_counter() - began)
+            log.warning("a step waits for rollouts", waited_s=waited, **self._under_way(count))
+            patience *= 2
         stop.cancel()
         if take in done:
             return take.result()
         take.cancel()
         return None
 
+    def _under_way(self, needed: int) -> dict[str, Any]:
+        """Where the groups are that a step waits for."""
+        spans = self.roller.spans
+        return {
+            "needed": needed, "ready": self.buffer.ready, "generating": spans.generating, "grading": spans.grading,
+            "rejected": self.buffer.rejected.total() - self._rejected_before,
+        }  # fmt: skip
+
     async def _save_if_due(self) -> None:
         """A checkpoint every `checkpoint.interval` steps, at the next publish: there the data position is exact."""
         interval = self.config.checkpoint.interval
         if interval and self.step - self._saved_at >= interval:
-            await self.save()
+            state, self._saved_at = self._state(), self.step
+            await self.writer.begin(state)
 
     async def save(self) -> str | None:
         """Write a checkpoint of the last whole step; its path, or None when that step has one already."""
         if self.step == self._saved_at:
+            await self.writer.wait()
             return None
-        state = {
+        state, self._saved_at = self._state(), self.step
+        return await self.writer.write(state)
+
+    def _saved(self, step: int, path: str) -> None:
+        self.host.hooks.forge_checkpoint_saved(run=self.info, step=step, path=path)
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "step": self.step,
             "version": self.version,
             "stream": self.stream.state_dict(),
-            "pending": [attrs.asdict(prompt) for prompt in self._pending.values()],
+            "pending": [attrs.asdict(prompt) for prompt in self.producer.pending.values()],
             "next_ticket": self._resume_ticket(),
             "ledger": self._ledger.position(),
         }
-        path = await checkpoint.save(
-            self.directory.path, state, self.lock_text, self.roles.trainer.save.call, self.config.checkpoint.keep
-        )
-        self._saved_at = self.step
-        self.host.hooks.forge_checkpoint_saved(run=self.info, step=self.step, path=str(path))
-        return str(path)
 
     def _resume_ticket(self) -> int:
         """The number that a resumed run gives out first: prompts under way keep theirs when they are the last ones."""
         following = self.buffer.next_ticket
-        pending = sorted(int(group_id.partition(":")[0]) for group_id in self._pending)
+        pending = sorted(int(group_id.partition(":")[0]) for group_id in self.producer.pending)
         return following - len(pending) if pending == list(range(following - len(pending), following)) else following
 
-    async def restore(self, saved: checkpoint.Checkpoint) -> None:
+    async def restore(self, saved: checkpoint.Checkpoint, other_data: bool = False) -> None:
         """Go on from a checkpoint: trainer, data position, rollouts under way, and its weights to the generators."""
         await self.roles.trainer.load.call(saved.trainer)
         state = saved.state
-        self.stream.load_state_dict(state["stream"])
-        self._again = [Prompt(**prompt) for prompt in state["pending"]]
+        self.stream.load_state_dict(state["stream"], other_data)
+        self.producer.again = [Prompt(**prompt) for prompt in state["pending"]]
         self.step = self._saved_at = state["step"]
         # Between two publishes the trainer is ahead of its published version; what generators get now is a newer one.
         self.version = state["version"] + (1 if self.step % self.config.training.sync_interval else 0)
@@ -256,7 +303,15 @@ class Controller:
             await self.sync.publish(self.version)
             await self.sync.update()
 
-    async def _spread(self, version: int) -> float:
+    async def _publish_and_spread(self, version: int) -> float:
+        try:
+            publish_s = await self.sync.publish(version)
+        except ForgeError as error:
+            await self.buffer.fail(error)
+            raise
+        return publish_s + await self._spread(version, publish_s)
+
+    async def _spread(self, version: int, publish_s: float) -> float:
         """Load the published weights into the generators, then let rollouts of this version start."""
         try:
             if self.sleeps:
@@ -266,6 +321,7 @@ class Controller:
             await self.buffer.fail(error)
             raise
         await self.buffer.publish(version)
+        self.host.hooks.forge_weights_published(run=self.info, version=version, seconds=publish_s + seconds)
         return seconds
 
     async def _updated(self) -> float:
@@ -276,57 +332,6 @@ class Controller:
         task, self._update = self._update, None
         await task
         return time.perf_counter() - began
-
-    async def _produce(self) -> None:
-        """Start a rollout whenever the buffer has a slot."""
-        try:
-            while True:
-                ticket = await self.buffer.admit()
-                prompt = self._again.pop(0) if self._again else next(self.stream)
-                self._pending[_group_id(ticket, prompt)] = prompt
-                self._ledger.requested(_group_id(ticket, prompt), self.plan.sampling.n)
-                task = asyncio.create_task(self._roll(ticket, prompt))
-                self._rollouts.add(task)
-                task.add_done_callback(self._rollouts.discard)
-        except (ForgeError, OSError) as error:
-            await self.buffer.fail(error)
-
-    async def _roll(self, ticket: Ticket, prompt: Prompt) -> None:
-        try:
-            group, verdict = await self.roller.roll(_group_id(ticket, prompt), prompt)
-            self.directory.record(self.step + 1, group, verdict)
-            self.stream.observe(group)
-            self.host.hooks.forge_group_scored(run=self.info, group=group)
-            self._count_reward_errors(group)
-            if verdict.keep:
-                self._ledger.ready(group.id)
-            else:
-                del self._pending[group.id]
-                self._ledger.dropped(self.step + 1, group, verdict.reason or "rejected")
-            await self.buffer.finish(ticket, group if verdict.keep else None, verdict.reason or "rejected")
-        except Exception as error:  # any failure of a rollout ends the run with that failure, not with a hang
-            await self.buffer.fail(error)
-
-    def _count_reward_errors(self, group: Group) -> None:
-        """Over every batch's worth of responses: too many that could not be graded end the run.
-
-        Raises:
-            RunError: naming the reward, the prompt and the response of the newest failure.
-        """
-        failed = [e for e in group.episodes if e.error is not None]
-        self._responses += len(group.episodes)
-        self._failures += len(failed)
-        if self._responses < self.config.training.batch_size * self.plan.sampling.n:
-            return
-        rate, limit = self._failures / self._responses, self.config.reward.max_reward_errors
-        self._responses = self._failures = 0
-        if rate > limit and failed:
-            episode = failed[0]
-            raise RunError(
-                f"{rate:.0%} of the responses could not be graded (reward.max_reward_errors {limit:.0%}); the newest: "
-                f"{episode.error} (prompt {episode.prompt.id}, response {episode.completion.text[:80]!r})",
-                fix="fix the reward or raise reward.max_reward_errors",
-            )
 
     async def probe(self, prompts: list[Prompt]) -> list[Group]:
         """Greedy answers to fixed prompts, graded: what the model says before and after."""
@@ -342,6 +347,3 @@ class Controller:
             self.directory.record(self.step, group, Verdict(False, "probe"))
         return groups
 
-
-def _group_id(ticket: Ticket, prompt: Prompt) -> str:
-    return f"{ticket.number}:{prompt.id}"

@@ -57,6 +57,7 @@ class Lifecycle:
     model_path: str
     lock: Any
     resume: Checkpoint | None = None
+    allow: frozenset[str] = frozenset()
     places: Mapping[str, Any] = attrs.Factory(dict)
     stop: asyncio.Event = attrs.Factory(asyncio.Event)
     controller: Any = None

@@ -7,6 +7,7 @@ episode; none of them the run.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +24,13 @@ from forge_host.types import Completion, Episode, Group, Prompt, SamplingParams,
 
 @attrs.define
 class Spans:
-    """Seconds that rollouts spent since they were last read, summed over rollouts."""
+    """Seconds that rollouts spent since they were last read, summed over rollouts; and what goes on now."""
 
     generate: float = 0.0
     reward: float = 0.0
     tokens: int = 0
+    generating: int = 0  # prompts
+    grading: int = 0
 
     def read(self) -> Spans:
         out = attrs.evolve(self)
@@ -61,8 +64,36 @@ class Roller:
             RunError: a completion came back without log-probabilities or versions for all its tokens.
         """
         began = time.perf_counter()
-        completions: list[Completion] = await self.generator.generate.route(ids, params)
+        self.spans.generating += 1
+        try:
+            completions: list[Completion] = await self.generator.generate.route(ids, params)
+        finally:
+            self.spans.generating -= 1
+        return self._generated(prompt, completions, time.perf_counter() - began)
+
+    async def generate_round(
+        self, asked: Sequence[tuple[Prompt, SamplingParams]], parts: int
+    ) -> list[list[Completion]]:
+        """Every prompt's completions, in order, when all are there. Prompts i, i + parts, i + 2 parts, ... are one
+        batch of one generator, so that the same round gives the same tokens.
+
+        Raises:
+            RunError: as `generate_from`.
+        """
+        began = time.perf_counter()
+        self.spans.generating += len(asked)
+        try:
+            slices = [asked[first::parts] for first in range(min(parts, len(asked)))]
+            many = self.generator.generate_many
+            answers = await asyncio.gather(
+                *(many.route([self.encode(p) for p, _ in part], [params for _, params in part]) for part in slices)
+            )
+        finally:
+            self.spans.generating -= len(asked)
         seconds = time.perf_counter() - began
+        return [self._generated(p, answers[i % parts][i // parts], seconds) for i, (p, _) in enumerate(asked)]
+
+    def _generated(self, prompt: Prompt, completions: list[Completion], seconds: float) -> list[Completion]:
         self.spans.generate += seconds
         for completion in completions:
             self.spans.tokens += len(completion.token_ids)
@@ -87,10 +118,14 @@ class Roller:
         being graded again beside it: most often another group, or nobody's, was the cause.
         """
         began = time.perf_counter()
-        episodes, died = await self._grade(group_id, prompt, completions)
-        if died:
-            async with self.regrading:
-                episodes, _ = await self._grade(group_id, prompt, completions)
+        self.spans.grading += 1
+        try:
+            episodes, died = await self._grade(group_id, prompt, completions)
+            if died:
+                async with self.regrading:
+                    episodes, _ = await self._grade(group_id, prompt, completions)
+        finally:
+            self.spans.grading -= 1
         seconds = time.perf_counter() - began
         self.spans.reward += seconds
         return [_graded_in(episode, seconds) for episode in episodes]
@@ -118,9 +153,18 @@ class Roller:
             await self.reward.lost(replica, handle, problem)
         return episodes, died
 
-    async def roll(self, group_id: str, prompt: Prompt) -> tuple[Group, Verdict]:
-        """The whole way of one prompt."""
-        episodes = await self.episodes(group_id, prompt)
+    async def roll(
+        self,
+        group_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        completions: list[Completion] | None = None,
+    ) -> tuple[Group, Verdict]:
+        """The whole way of one prompt, or from its completions on."""
+        if completions is None:
+            episodes = await self.episodes(group_id, prompt, params)
+        else:
+            episodes = await self.score(group_id, prompt, completions)
         group = Group(id=group_id, prompt=prompt, episodes=tuple(episodes))
         graded = [e for e in episodes if e.reward is not None]
         if not graded:
@@ -128,6 +172,13 @@ class Roller:
         if len(graded) < 2 <= self.sampling.n:
             return group, Verdict(False, "fewer than two rewards could be computed")
         return group, self.sampler.verdict(group)
+
+
+def draw_seed(base: int, group_id: str, version: int) -> int:
+    """The seed of a group's first response (response i has it plus i): of the run's seed, the prompt and its place in
+    the data, and the weights' version. 48 bits."""
+    digest = hashlib.blake2b(f"{base}:{group_id}:{version}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _timed(completion: Completion, **seconds: float) -> Completion:

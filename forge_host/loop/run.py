@@ -35,6 +35,7 @@ def run(
     evaluate: bool = False,
     runner: type[Lifecycle] | None = None,
     runner_args: Mapping[str, Any] | None = None,
+    allow: frozenset[str] = frozenset(),
     quiet: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def run(
         resume: go on from this checkpoint, in its run's directory.
         evaluate: generate and grade only, nothing is trained.
         runner: what runs instead of the usual one (a benchmark), with `runner_args` as well.
+        allow: what may differ from the checkpoint; "dataset" is looked at here.
         quiet: no progress on the terminal.
         say: where sentences for the user go.
 
@@ -91,6 +93,7 @@ def run(
         model_path=model_path,
         lock=lock,
         resume=resume,
+        allow=allow,
         **(runner_args or {}),
     )
     say(f"run directory: {directory.path}" + (f", resumed at step {resume.state['step']}" if resume else ""))

@@ -17,10 +17,12 @@ from forge_host.loop.controller import Controller
 from forge_host.loop.conversing import Talker
 from forge_host.loop.lifecycle import Lifecycle, data_parallel_degree, held_out
 from forge_host.loop.prompts import PromptEncoder, prompt_budget
-from forge_host.loop.roles import start_roles
+from forge_host.loop.replay import Replay
+from forge_host.loop.roles import services_of, start_roles
 from forge_host.loop.rollout import Roller
 from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
+from forge_host.plugins.building import load_target
 from forge_host.plugins.calling import CallByName
 from forge_host.runtime.session import Session
 from forge_host.types import Group
@@ -36,6 +38,7 @@ class Runner(Lifecycle):
     held_out: list[Any] = attrs.Factory(list)
     samples: dict[str, list[Group]] = attrs.Factory(dict)
     parts: dict[str, Any] = attrs.Factory(dict)  # what the controller is made of
+    replay: Replay | None = None
 
     async def _start(self, session: Session) -> None:
         """Everything slow at once: roles load their models while the tokenizer and the data are read here."""
@@ -89,8 +92,25 @@ class Runner(Lifecycle):
             "config": config, "plan": plan, "host": self.host, "roles": roles, "roller": roller, "stepper": stepper,
             "stream": stream, "directory": self.directory, "trackers": self.trackers, "info": self.info,
             "stop": self.stop, "lock_text": self.lock.dumps(), "held_out": self.held_out,
+            "replay": self.replay, **self._repeatable(),
         }  # fmt: skip
         self.controller = Controller(**self.parts)
+
+    def _repeatable(self) -> dict[str, Any]:
+        """Whether responses are drawn with seeds of their own, and whether a round of them is one batch."""
+        training = self.config.training
+        deterministic = training.deterministic
+        if deterministic is None:
+            deterministic = self.places["generator"].device == "cpu"
+        cls = load_target(self.host.find("generator", self.plan.generator.use.ref))
+        rounds = deterministic and training.max_policy_age == 0 and self.plan.environment is None
+        return {
+            "deterministic": deterministic,
+            "round_parts": services_of(self.config, "generator").num_replicas
+            if rounds and hasattr(cls, "generate_many")
+            else 0,
+            "trainer_class": load_target(self.host.find("trainer", self.plan.trainer.use.ref)),
+        }
 
     async def _train(self) -> None:
         controller = self.controller
@@ -99,7 +119,7 @@ class Runner(Lifecycle):
         self.trackers.start(self.info)
         self.host.hooks.forge_run_started(run=self.info)
         if self.resume is not None:
-            await controller.restore(self.resume)
+            await controller.restore(self.resume, other_data="dataset" in self.allow)
         self.samples["before"] = await controller.probe(self.probes)
         began = time.time()
         self.stepping = True

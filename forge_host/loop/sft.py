@@ -152,7 +152,7 @@ class SftController:
     async def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint: trainer and data position."""
         await self.trainer.load.call(saved.trainer)
-        self.stream.load_state_dict(saved.state["stream"])
+        self.stream.load_state_dict(saved.state["stream"], "dataset" in self.run_of.allow)
         self._state = dict(saved.state["stream"])
         self.step = self._saved_at = saved.state["step"]
 

@@ -83,14 +83,19 @@ class PromptStream(Iterator[Prompt]):
             "fingerprint": self.dataset.fingerprint(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. UsageError if data, seed or shuffle differ from then."""
+    def load_state_dict(self, state: Mapping[str, Any], other_data: bool = False) -> None:
+        """Goes on where `state` was taken; with `other_data` the data may be other, whose prompts from there on follow.
+
+        Raises:
+            UsageError: data, seed or shuffle differ from then.
+        """
         here = self.state_dict()
         for key, name in (("fingerprint", "the data"), ("seed", "the seed"), ("shuffle", "shuffle")):
-            if state[key] != here[key]:
+            if state[key] != here[key] and not (other_data and key == "fingerprint"):
                 raise UsageError(
                     f"dataset: {name} changed since the checkpoint ({state[key]} then, {here[key]} now)",
-                    fix="resume with the data and settings that the run was started with",
+                    fix="resume with the data and settings that the run was started with"
+                    + (", or allow it: --allow dataset" if key == "fingerprint" else ""),
                 )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self._given, self.dropped, self._source = int(state["given"]), int(state["dropped"]), None

@@ -96,8 +96,12 @@ class PluginLock:
             ) from error
         return structure(cls, data, where)
 
-    def differences(self, other: PluginLock) -> list[str]:
-        """What `other` (what is here) has differently from this lock, one readable sentence each; empty when equal."""
+    def differences(self, other: PluginLock, allow: Iterable[str] = ()) -> list[str]:
+        """What `other` (what is here) has differently from this lock, one readable sentence each; empty when equal.
+
+        `allow` names what may differ: forge-host, api, python, torch, monarch, plugin:NAME, file:PATH.
+        """
+        allowed = set(allow)
         found = [
             f"{what} is {there or 'not installed'}, the lock has {locked or 'none'}"
             for what, locked, there, same in (
@@ -107,13 +111,13 @@ class PluginLock:
                 ("torch", self.torch, other.torch, _public(self.torch) == _public(other.torch)),
                 ("monarch", self.monarch, other.monarch, _public(self.monarch) == _public(other.monarch)),
             )
-            if not same
+            if not same and what.removeprefix("the host ").lower() not in allowed
         ]
         mine = {plugin.name: plugin for plugin in self.plugins}
         theirs = {plugin.name: plugin for plugin in other.plugins}
-        for name in sorted(mine.keys() | theirs.keys()):
+        for name in sorted(n for n in mine.keys() | theirs.keys() if f"plugin:{n}" not in allowed):
             found += _plugin_differences(name, mine.get(name), theirs.get(name))
-        for path in sorted(self.files.keys() | other.files.keys()):
+        for path in sorted(p for p in self.files.keys() | other.files.keys() if f"file:{p}" not in allowed):
             if path not in other.files:
                 found.append(f"file {path} of the lock is not used here")
             elif path not in self.files:
@@ -122,14 +126,16 @@ class PluginLock:
                 found.append(f"file {path} has changed since the lock was written")
         return found
 
-    def check(self, other: PluginLock, where: str) -> None:
-        """Raises `PluginError` that lists every difference of `other` from this lock; `where` is what is checked."""
-        found = self.differences(other)
+    def check(self, other: PluginLock, where: str, allow: Iterable[str] = ()) -> None:
+        """Raises `PluginError` that lists every difference of `other` from this lock but the allowed; `where` is what
+        is checked."""
+        found = self.differences(other, allow)
         if found:
             raise PluginError(
                 "plugins differ from the lock: " + "; ".join(found),
                 where=where,
-                fix="install the locked versions, or write a new lock with `forge-host plugins lock`",
+                fix="install the locked versions, write a new lock with `forge-host plugins lock`, or allow a "
+                "difference by name, as in --allow plugin:dapo",
             )
 
 

@@ -1,11 +1,13 @@
 """A checkpoint is whole or it is not one."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from forge_host.errors import RunError
-from forge_host.loop.checkpoint import newest, save
+from forge_host.loop.checkpoint import Writer, newest, save
 
 
 async def write(run_dir: Path, step: int, keep: int = 2) -> Path:
@@ -57,3 +59,45 @@ async def test_a_failed_write_leaves_the_old_one(tmp_path) -> None:
         await save(tmp_path, {"step": 2}, "{}", full, 2)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
     assert newest(tmp_path).state == {"step": 1}
+
+
+class SlowTrainer:
+    """Has copied its state at once, and has written it when it is let."""
+
+    def __init__(self) -> None:
+        self.let, self.fails, self.folder = asyncio.Event(), False, Path()
+        self.snapshot, self.written = SimpleNamespace(call=self._snapshot), SimpleNamespace(call=self._written)
+
+    async def _snapshot(self, path: str) -> None:
+        self.folder = Path(path)
+
+    async def _written(self) -> None:
+        await self.let.wait()
+        if self.fails:
+            raise RunError("the training state could not be written: No space left on device")
+        (self.folder / "weights.bin").write_bytes(b"w" * 1000)
+
+
+async def test_a_checkpoint_is_written_while_training_goes_on(tmp_path) -> None:
+    trainer, told = SlowTrainer(), []
+    writer = Writer(tmp_path, "{}", 2, trainer, True, lambda step, path: told.append((step, Path(path).name)))
+    await writer.begin({"step": 1})
+    writer.check()
+    assert newest(tmp_path) is None and told == [], "copied, not written yet"
+    trainer.let.set()
+    await writer.begin({"step": 2})
+    assert told[:1] == [(1, "step-000001")], "one at a time"
+    await writer.wait()
+    assert newest(tmp_path).state == {"step": 2}
+
+
+async def test_a_failure_in_the_background_is_told(tmp_path) -> None:
+    trainer = SlowTrainer()
+    trainer.fails = True
+    writer = Writer(tmp_path, "{}", 2, trainer, True, lambda step, path: None)
+    await writer.begin({"step": 1})
+    trainer.let.set()
+    with pytest.raises(RunError, match="could not be written: No space left"):
+        await writer.wait()
+    writer.check()
+    assert newest(tmp_path) is None and not list((tmp_path / "checkpoints").iterdir())

@@ -116,6 +116,16 @@ class TitanTrainer(ForgeActor):
         self.engine.save(path)
 
     @endpoint
+    async def snapshot(self, path: str) -> None:
+        """Copy the state that `save` would write, and write it while training goes on."""
+        self.engine.snapshot(path)
+
+    @endpoint
+    async def written(self) -> None:
+        """Returns when the last snapshot is on disk; RunError if it could not be written."""
+        self.engine.written()
+
+    @endpoint
     async def load(self, path: str) -> None:
         """Go on from `save`d state."""
         self.engine.load(path)

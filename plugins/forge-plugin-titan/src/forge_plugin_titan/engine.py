@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ class TitanEngine:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.step = 0
         self._metrics: dict[str, float] = {}
+        self._writer = ThreadPoolExecutor(1, "save-state")
+        self._writing: Future[None] | None = None
 
     def _phase(self, name: str) -> Phase:
         return Phase(name, self.device, self.spans)
@@ -287,6 +290,32 @@ class TitanEngine:
         """Write this rank's part of the exact training state into folder `path`."""
         assert self.optimizer is not None
         states.save_state(path, self.optimizer, self.step, self.degrees)
+
+    def snapshot(self, path: str) -> None:
+        """Copy what `save` would write, and write it from a thread while training goes on."""
+        assert self.optimizer is not None
+        self._finish_writing()
+        saved = states.collect_state(self.optimizer, self.step, self.degrees, copy=True)
+        self._writing = self._writer.submit(states.write_state, path, saved)
+
+    def written(self) -> None:
+        """Wait for the last `snapshot` to be on disk.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        self._finish_writing()
+
+    def _finish_writing(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter when the disk is full
+            raise RunError(
+                f"the training state could not be written: {error}", fix="free space or set run_dir elsewhere"
+            ) from error
 
     def load(self, path: str) -> None:
         """Go on from `save`d state: the same steps follow, bit for bit on CPU."""

@@ -26,6 +26,13 @@ FORMAT = 1
 
 def save_state(path: str, optimizer: Optimizer, step: int, degrees: Degrees) -> None:
     """Write this rank's file into `path`. Returns when every rank's is there."""
+    write_state(path, collect_state(optimizer, step, degrees))
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def collect_state(optimizer: Optimizer, step: int, degrees: Degrees, copy: bool = False) -> dict[str, Any]:
+    """This rank's state; with `copy` in CPU memory of its own, which the next step does not change."""
     state = optimizer.adamw.state
     saved = {
         "format": FORMAT,
@@ -39,11 +46,20 @@ def save_state(path: str, optimizer: Optimizer, step: int, degrees: Degrees) -> 
         "rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }  # fmt: skip
+    return _copied(saved) if copy else saved
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return value.to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def write_state(path: str, saved: dict[str, Any]) -> None:
+    """Write this rank's file into `path`."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(saved, folder / _file())
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def load_state(path: str, optimizer: Optimizer, degrees: Degrees) -> int:

@@ -76,6 +76,14 @@ class VLLMGenerator(ForgeActor):
         return completions
 
     @concurrent_endpoint
+    async def generate_many(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[list[Completion]]:
+        """Completions of several prompts as one batch; see `VLLMEngine.generate_many`."""
+        answers: list[list[Completion]] = await self.engine.generate_many(prompts, params)
+        return answers
+
+    @concurrent_endpoint
     async def update_weights(self, receipt: Receipt, checksum: bool = False) -> str:
         """Load a newer version in place, requests going on; see `VLLMEngine.update_weights`."""
         return str(await self.engine.update_weights(receipt, checksum))

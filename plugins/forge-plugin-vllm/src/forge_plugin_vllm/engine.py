@@ -96,6 +96,42 @@ class VLLMEngine:
             UsageError: the prompt is empty, or leaves no room for `params.max_tokens`.
             RunError: the engine is dead.
         """
+        return (await self.generate_many([prompt_ids], [params]))[0]
+
+    async def generate_many(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[list[Completion]]:
+        """Responses to several prompts that enter the engine in one of its steps, in this order. With nothing else in
+        flight, and with seeds, the same call gives the same responses: every step computes the same batch.
+
+        Raises:
+            UsageError, RunError: as `generate`.
+        """
+        for prompt_ids, each in zip(prompts, params, strict=True):
+            self._check(prompt_ids, each)
+        asked: list[tuple[str, Sequence[int], SamplingParams, Future[Any]]]
+        asked = [(str(next(self._ids)), ids, each, Future()) for ids, each in zip(prompts, params, strict=True)]
+
+        def add() -> None:
+            for request_id, prompt_ids, each, future in asked:
+                self._pending[request_id] = future
+                # What is drawn with a seed must not meet keys and values that were computed in another batch.
+                salt = f"version {self.version}" + ("" if each.seed is None else ", seeded")
+                prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": salt}
+                self._engine.add_request(request_id, prompt, sampling_params(each))
+
+        await self._call(add)
+        try:
+            outputs = [await asyncio.wrap_future(future) for *_, future in asked]
+        except asyncio.CancelledError:
+            self._submit(lambda: self._engine.abort_request([request_id for request_id, *_ in asked]))
+            raise
+        return [
+            completions_of(output, prompt_ids, None if each.stop else self._decode)
+            for output, (_, prompt_ids, each, _) in zip(outputs, asked, strict=True)
+        ]
+
+    def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         limit = self._engine.model_config.max_model_len
         if not prompt_ids:
             raise UsageError("a prompt without tokens cannot be answered", fix="remove it from the dataset")
@@ -105,21 +141,6 @@ class VLLMEngine:
                 "that the generator holds",
                 fix="raise training.seq_len, lower max_tokens, or set dataset.max_prompt_tokens",
             )
-        request_id = str(next(self._ids))
-        future: Future[Any] = Future()
-
-        def add() -> None:
-            self._pending[request_id] = future
-            prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"version {self.version}"}
-            self._engine.add_request(request_id, prompt, sampling_params(params))
-
-        await self._call(add)
-        try:
-            output = await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            self._submit(lambda: self._engine.abort_request([request_id]))
-            raise
-        return completions_of(output, prompt_ids, None if params.stop else self._decode)
 
     async def update_weights(self, receipt: Receipt, checksum: bool = False) -> str:
         """Load a newer version between two steps; requests go on afterwards. Returns the digest of the tensors or "".
