@@ -57,7 +57,7 @@ def test_an_asynchronous_run_replays_from_its_record(fake_run) -> None:
 
 
 def completion(number: int) -> Completion:
-    return Completion("x", [number], [-0.1 * number], [1, 2], [7], "length")
+    return Completion(text="x", token_ids=[number], logprobs=[-0.1 * number], prompt_ids=[1, 2], policy_versions=[7])
 
 
 def test_a_batch_comes_back_to_the_last_bit(tmp_path) -> None:
@@ -116,7 +116,10 @@ async def test_a_round_is_divided_by_place() -> None:
 def test_a_difference_is_allowed_by_name() -> None:
     def lock(version: str, torch_version: str = "2.13.0") -> PluginLock:
         plugin = LockedPlugin(name="dapo", distribution="f-dapo", version=version, entry_point="x", sha256="y")
-        return PluginLock("0.1", "1.0", "3.11.7", torch_version, "0.7.0", (plugin,), {"/a.py": version})
+        return PluginLock(
+            host="0.1", api="1.0", python="3.11.7", torch=torch_version, monarch="0.7.0", plugins=(plugin,),
+            files={"/a.py": version},
+        )  # fmt: skip
 
     saved, here = lock("1"), lock("2", "2.14.0")
     assert len(saved.differences(here)) == 3
