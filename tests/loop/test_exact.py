@@ -47,9 +47,10 @@ def test_an_asynchronous_run_replays_from_its_record(fake_run) -> None:
     assert whole.code == 0, whole.err
     assert max(m["metrics"]["policy_age/max"] for m in whole.metrics) > 0
     replay = ("--replay", str(whole.dir))
-    first = fake_run(*replay, training={**training, "max_steps": 2}, checkpoint={"final": True})
+    first = fake_run(*replay, training={**training, "max_steps": 2}, checkpoint={"final": True, "export": False})
     assert first.code == 0, first.err
-    again = fake_run(*replay, "--resume", str(first.dir), "--set", "training.max_steps=4")
+    more = ("--set", "training.max_steps=4", "--set", "checkpoint.export=true")
+    again = fake_run(*replay, "--resume", str(first.dir), *more)
     assert again.code == 0, again.err
     assert torch.equal(weight(again), weight(whole))
     beyond = fake_run(*replay, "--resume", str(first.dir), "--set", "training.max_steps=5")
