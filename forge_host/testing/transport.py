@@ -342,5 +342,5 @@ class TransportContract:
         finally:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
-            process.join(DEADLINE_S)
+            process.join()  # with a deadline it would wait for what the process started, too
             here.close()
