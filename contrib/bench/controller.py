@@ -25,7 +25,14 @@ from typing import Any
 import torch
 
 from forge_host.api import Receipt
-from forge_host.config.schema import CheckpointConfig, EvaluationConfig, RewardConfig, ServiceConfig, TrainingConfig
+from forge_host.config.schema import (
+    CheckpointConfig,
+    EvaluationConfig,
+    RecordConfig,
+    RewardConfig,
+    ServiceConfig,
+    TrainingConfig,
+)
 from forge_host.loop.buffer import Buffer
 from forge_host.loop.controller import Controller
 from forge_host.loop.ledger import check_ledger
@@ -133,6 +140,9 @@ class Prompts:
     def state_dict(self) -> dict[str, int]:
         return {"number": self.number}
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
 
 async def services_and_buffer(episodes: int, replicas: int, group: int) -> float:
     """Seconds for `episodes` through generator and reward services and the buffer, in groups of `group`."""
@@ -182,12 +192,13 @@ async def whole_loop(episodes: int, replicas: int, group: int, folder: Path) -> 
         verify_weight_sync=False,
     )  # fmt: skip
     config: Any = SimpleNamespace(
-        training=training, evaluation=EvaluationConfig(), checkpoint=CheckpointConfig(), reward=RewardConfig()
-    )
+        training=training, evaluation=EvaluationConfig(), checkpoint=CheckpointConfig(), reward=RewardConfig(),
+        record=RecordConfig(),
+    )  # fmt: skip
     loss = SimpleNamespace(needs=())
     plan: Any = SimpleNamespace(
         sampling=SamplingParams(n=group), mask_truncated=False, loss=loss, generator=SimpleNamespace(use=Use("stub")),
-        kl=SimpleNamespace(placement="loss", beta=0.0),
+        kl=SimpleNamespace(placement="loss", beta=0.0), needs_ref_logprobs=False,
     )  # fmt: skip
     sampler = SimpleNamespace(verdict=lambda group: Verdict(True))
     encode: Any = lambda prompt: [1, 2, 3]  # noqa: E731
