@@ -1,32 +1,37 @@
 """A plan for people, for `forge-host run --dry-run`: components, processes, the step.
 
-    print_plan(resolve("quickstart", host=host))
+    print_plan(resolve("quickstart", host=host), host)
 
-It reads the plan only, so it says what would run without building a component.
+Of the components only the launcher is built, which says what hosts there will be; nothing is started.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_host.cli.tables import print_pairs, print_table
+from forge_host.loop.placing import placement
 
 if TYPE_CHECKING:
     from forge_host.config import Part, Plan, Resolved
+    from forge_host.plugins import PluginHost
+    from forge_host.runtime.hosts import Host
+    from forge_host.runtime.placement import Place, Spot
 
-_GPUS = {None: "if there", True: "yes", False: "no"}
+#: Of one role; a thousand lines help nobody.
+MAX_REPLICAS = 8
 
 
-def print_plan(resolved: Resolved) -> None:
+def print_plan(resolved: Resolved, host: PluginHost) -> None:
     """Components with their origin, processes per role, and what one step does. Nothing is started."""
     plan, config = resolved.plan, resolved.config
     training, sampling = config.training, plan.sampling
     print(f"run `{config.name}`: {training.max_steps} steps, algorithm {plan.algorithm.ref}\n")
     print_table(("role", "component", "from"), [(label, part.ref, part.origin) for label, part in _labelled(plan)])
     print()
-    print_table(("processes", "procs", "replicas", "hosts", "GPUs"), list(_services(resolved)))
+    print_places(resolved, host)
     print()
     if plan.offline:
         print_pairs([("step", f"{training.batch_size} examples"), ("aggregation", plan.aggregation.mode)])
@@ -70,8 +75,40 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _services(resolved: Resolved) -> Iterator[tuple[str, ...]]:
-    for role in resolved.plan.roles:
-        service = resolved.config.services[role]
-        hosts = "this one" if service.hosts is None else str(service.hosts)
-        yield role, str(service.procs), str(service.num_replicas), hosts, _GPUS[service.with_gpus]
+def print_places(resolved: Resolved, host: PluginHost) -> None:
+    """Hosts, and where every replica goes: its host, GPUs or cores, and processes.
+
+    Raises:
+        UsageError: the roles do not fit on the launcher's hosts, with what to change.
+    """
+    plan, config = resolved.plan, resolved.config
+    launcher = host.build("launcher", plan.launcher.use)
+    hosts = launcher.hosts()
+    if hosts is None:
+        services = [(role, config.services[role]) for role in plan.roles]
+        rows = [(role, str(service.procs), str(service.num_replicas)) for role, service in services]
+        print_table(("processes", "procs", "replicas"), rows)
+        print(f"\nplaced when the hosts are asked what they have ({plan.launcher.ref})")
+        return
+    places = placement(config, plan, hosts, grow=getattr(launcher, "grow", None))
+    print_table(("role", "replica", "procs", "host", "devices"), list(_places(places, config, hosts)))
+    print(f"\nhosts: {', '.join(map(str, hosts))}")
+
+
+def _places(places: Mapping[str, Place], config: Any, hosts: Sequence[Host]) -> Iterator[tuple[str, ...]]:
+    for role, place in places.items():
+        procs = config.services[role].procs
+        for replica, spot in enumerate(place.spots[:MAX_REPLICAS]):
+            names = ", ".join(hosts[index].name for index in spot.hosts)
+            yield role, str(replica), str(procs), names, _devices(place, spot, hosts)
+        if len(place.spots) > MAX_REPLICAS:
+            yield role, f"and {len(place.spots) - MAX_REPLICAS} more", str(procs), "", ""
+
+
+def _devices(place: Place, spot: Spot, hosts: Sequence[Host]) -> str:
+    if spot.gpus:
+        ids = " + ".join(
+            ",".join(hosts[index].gpus[gpu] for gpu in gpus) for index, gpus in zip(spot.hosts, spot.gpus, strict=True)
+        )
+        return f"GPU {ids}" + (f" of {place.shares_with}" if place.shares_with else "")
+    return f"cores {','.join(map(str, spot.cores))}" if spot.cores else "CPU, any core"

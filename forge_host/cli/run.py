@@ -115,7 +115,7 @@ def train(
         from forge_host.loop.preflight import check_signatures
 
         check_signatures(resolved.plan, setup.host, own_only=True)
-        print_plan(resolved)
+        print_plan(resolved, setup.host)
         return None
     from forge_host.loop.run import run as start
     from forge_host.report.summary import print_summary

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forge_host.config.canonical import SHORT
 from forge_host.config.files import parse_value
 from forge_host.config.source import Item, Source, tree
 from forge_host.errors import UsageError
@@ -49,7 +50,12 @@ def _put(root: dict[str, Item], key: str, value: Any, where: str) -> None:
             child = node[parent] = _below(child, source, where)
         node = child.value
     parsed = parse_value(value, where) if isinstance(value, str) else value
-    node[last] = tree(parsed, source)
+    below = node.get(last)
+    if not parents and last in SHORT and isinstance(parsed, str) and below is not None and below.mapping is not None:
+        # `--launcher slurm --set launcher.nodes=2`: options follow `--set`, and a name takes no key away.
+        node[last] = Item({**below.mapping, SHORT[last]: tree(parsed, source)}, source)
+    else:
+        node[last] = tree(parsed, source)
 
 
 def _below(child: Item | None, source: Source, where: str) -> Item:

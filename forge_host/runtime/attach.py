@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -26,11 +27,7 @@ async def attach(urls: Sequence[str], timeout_s: float) -> Any:
     Raises:
         RunError: one cannot be reached, or does not speak this Monarch; it is named.
     """
-    loopback = all(is_loopback(address(url)[0]) for url in urls)
-    # What workers call back to. Nothing listens beyond this machine unless a worker is elsewhere.
-    configure(
-        default_transport=ChannelTransport.TcpWithLocalhost if loopback else ChannelTransport.TcpWithHostname
-    )
+    listen_for([address(url)[0] for url in urls])
     await asyncio.gather(*(_reachable(url, timeout_s) for url in urls))
     mesh = attach_to_workers(ca="trust_all_connections", workers=list(urls), name="hosts")
     if await answers(mesh, timeout_s):
@@ -44,6 +41,25 @@ async def attach(urls: Sequence[str], timeout_s: float) -> Any:
                 fix="start `forge-host worker` there with the same torchmonarch, or raise launcher.connect_timeout",
             )
     raise RunError(f"the workers did not connect within {timeout_s:g} s", fix="raise launcher.connect_timeout")
+
+
+def listen_for(names: Sequence[str]) -> None:
+    """Choose where this process listens for what the hosts `names` send back: on loopback when all of them are this
+    machine, else under this machine's name.
+
+    Raises:
+        RunError: that name means this machine only on this machine itself.
+    """
+    if all(map(is_loopback, names)):
+        configure(default_transport=ChannelTransport.TcpWithLocalhost)
+        return
+    own = socket.gethostname()
+    if is_loopback(own):
+        raise RunError(
+            f"this machine's name {own} stands for a loopback address here, so that the hosts cannot reach it",
+            fix="give the name its network address in DNS or /etc/hosts",
+        )
+    configure(default_transport=ChannelTransport.TcpWithHostname)
 
 
 async def answers(mesh: Any, timeout_s: float) -> bool:

@@ -17,6 +17,7 @@ from monarch.actor import ActorError, default_bootstrap_cmd
 
 from forge_host.errors import ForgeError, PluginError, RunError
 from forge_host.runtime.agent import HostAgent
+from forge_host.runtime.handle import SupervisionError, reason_of
 from forge_host.runtime.hosts import Host, this_machine
 from forge_host.runtime.launch import Allocation
 from forge_host.runtime.placement import Spot
@@ -131,8 +132,16 @@ async def _facts(agents: Any, timeout_s: float) -> list[Host]:
         cause = error.exception
         if isinstance(cause, ForgeError):
             raise cause from error
-        if isinstance(cause, ImportError):
-            raise PluginError(
-                f"a host's Python cannot import what a run needs ({cause})", fix="install forge-host there"
-            ) from error
         raise RunError(f"a host's first process failed: {type(cause).__name__}: {cause}") from error
+    except SupervisionError as error:
+        reason = reason_of(str(error))
+        if "No module named" in reason or "ImportError" in reason:
+            raise PluginError(
+                f"a host's Python cannot import what a run needs ({reason})", fix="install forge-host there"
+            ) from error
+        raise RunError(f"a host's first process failed: {reason}", fix="see the worker's output") from error
+    except ValueError as error:  # Monarch's word for a process that cannot be started
+        raise RunError(
+            f"a host's first process cannot be started: {' '.join(str(error).split())[:400]}",
+            fix="check the launcher's `python`",
+        ) from error

@@ -97,6 +97,8 @@ class ActorHandle:
             self._machines = [process["machine"] for process in found]
             call = "`setup`"
             await self.setup.call(timeout_s=max(end - loop.time(), 0.01))
+        except ValueError as error:  # Monarch's word for a process that cannot be started
+            raise RunError(f"{self.mesh} cannot be started: {' '.join(str(error).split())[:400]}") from error
         except DeadlineExceeded:
             late = DeadlineExceeded(
                 f"{self.mesh} was not ready within {timeout_s:g} s (still in {call}; {self.where()})"
@@ -179,11 +181,11 @@ class Call:
             raise late from None
         except SupervisionError as error:
             rank = _crashed_rank(str(error), handle.mesh)
-            raise self._died(_reason(str(error)), began, handle.last_lines(rank or 0), rank) from error
+            raise self._died(reason_of(str(error)), began, handle.last_lines(rank or 0), rank) from error
         except ValueError as error:
             if "spawning proc mesh" not in str(error):
                 raise
-            raise self._died(f"its processes could not be started: {_reason(str(error))}", began, "") from error
+            raise self._died(f"its processes could not be started: {reason_of(str(error))}", began, "") from error
         except ActorError as error:
             cause = error.exception
             if handle.memory is not None and _out_of_memory(cause):
@@ -247,7 +249,8 @@ def _state(pid: int) -> str:
         return "ended"
 
 
-def _reason(text: str) -> str:
+def reason_of(text: str) -> str:
+    """Why a process is gone, out of Monarch's report."""
     return text.strip().splitlines()[-1].rpartition("failed: ")[2].strip() or "no reason given"
 
 

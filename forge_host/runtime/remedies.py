@@ -33,21 +33,23 @@ class _Change:
 def remedies(services: Services, hosts: Sequence[Host], fits: Fits, grow: str | None, count: int = 2) -> list[str]:
     """The `count` cheapest changes (or pairs of changes) after which `fits(services, hosts)`, as imperatives."""
     changes = sorted(_changes(services, hosts, grow), key=lambda change: change.cost)
-    found = [(change.cost, (change,)) for change in changes if _try((change,), services, hosts, fits)]
-    if len(found) < count:
-        alone = {change.text for _, (change,) in found}
+    found: list[tuple[int, Sequence[_Change]]] = [
+        (change.cost, (change,)) for change in changes if _try((change,), services, hosts, fits)
+    ]
+    if len({(chosen[0].role, *chosen[0].values) for _, chosen in found}) < count:
+        alone = {chosen[0].text for _, chosen in found}
         pairs = [
             (a.cost + b.cost, (a, b))
             for a, b in combinations(changes, 2)
             if a.role != b.role and not {a.text, b.text} & alone and not _circular(a, b)
         ]
         for cost, pair in sorted(pairs, key=lambda item: item[0]):
-            if len(found) >= count:
-                break
             if _try(pair, services, hosts, fits):
-                found.append((cost, pair))  # type: ignore[arg-type]
-    best = sorted(found, key=lambda item: item[0])[:count]
-    return [f"set {' and '.join(change.text for change in chosen)}" for _, chosen in best]
+                found.append((cost, pair))
+    best: dict[object, Sequence[_Change]] = {}
+    for _, chosen in sorted(found, key=lambda item: item[0]):  # of the values of one key only the cheapest
+        best.setdefault(frozenset((change.role, *change.values) for change in chosen), chosen)
+    return [f"set {' and '.join(change.text for change in chosen)}" for chosen in list(best.values())[:count]]
 
 
 def _circular(a: _Change, b: _Change) -> bool:

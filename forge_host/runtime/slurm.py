@@ -67,7 +67,7 @@ class SlurmLauncher:
                 raise UsageError(
                     f"launcher slurm needs `{command}`, which is not on PATH", fix="start the run on a login node"
                 )
-        from forge_host.runtime.attach import answers
+        from forge_host.runtime.attach import answers, listen_for
 
         self._job = make_job(self)
         try:
@@ -76,6 +76,7 @@ class SlurmLauncher:
             raise RunError(str(error).strip(), fix="check the keys of `launcher`") from error
         names = await self._started(self._job._slurm_job_id)
         self._job._all_hostnames = list(names)
+        listen_for(names)
         mesh = self._job.state(cached_path=None).hosts
         if not await answers(mesh, self.connect_timeout):
             raise RunError(

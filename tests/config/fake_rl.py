@@ -58,7 +58,7 @@ def forge_trainers(host):
 
 @hookimpl
 def forge_launchers(host):
-    return [spec("here", "Plain")]
+    return [ComponentSpec("here", "forge_host.runtime.launch:LocalLauncher", "this host")]
 
 
 @hookimpl

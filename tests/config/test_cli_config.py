@@ -236,13 +236,31 @@ def test_several_configurations_merge_left_to_right(config, write, capsys):
     assert (data["training"]["max_steps"], data["training"]["seed"], data["model"]) == (3, 6, "tiny")
 
 
+def test_dry_run_places_the_roles_on_the_launchers_hosts(config, capsys):
+    asked = ["--launcher", "slurm", "--set", "launcher.nodes=2", "--set", "launcher.gpus_per_node=4"]
+    assert main(["run", config, *FAKES, "--dry-run", *asked, "--trainer.procs", "4", "--generator.procs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "trainer    0        4      node 0  GPU 0,1,2,3\n" in out
+    assert "generator  0        2      node 1  GPU 0,1\n" in out and "reward     0        1      node" in out
+    assert "4 GPUs), node 1" in out
+    asked += ["--set", "trainer.with_gpus=true"]
+    assert main(["run", config, *FAKES, "--dry-run", *asked, "--trainer.procs", "12"]) == 2
+    assert "12 GPUs asked for (trainer 12 x 1), 8 there (2 hosts x 4)" in (err := capsys.readouterr().err)
+    assert "set services.trainer.procs: 8 or set launcher.nodes: 3" in err
+    workers = ["--launcher", "attach", "--set", "launcher.workers=[a:1,b:2]"]
+    assert main(["run", config, *FAKES, "--dry-run", *workers]) == 0
+    assert "placed when the hosts are asked what they have (builtin/attach)" in capsys.readouterr().out
+
+
 def test_dry_run_prints_the_plan_and_starts_nothing(config, capsys):
     assert main(["run", config, *FAKES, "--dry-run", "--dapo.beta", "0.5", "--generator.procs", "2"]) == 0
     captured = capsys.readouterr()
     for text in (
         "algorithm fake-rl/dapo",
-        "generator  2 ",
-        "ref_model  1 ",
+        "generator  0        2 ",
+        "ref_model  0        1 ",
+        "CPU, any core",
+        "hosts: ",
         "reward     fake-rl/math",
         "shaping    fake-rl/overlong",
         "8 prompts x 8 responses = 64 sequences",

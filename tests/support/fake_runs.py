@@ -67,7 +67,7 @@ class Outcome:
 
     def __init__(self, done: subprocess.CompletedProcess, runs: Path) -> None:
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-        found = sorted(runs.iterdir()) if runs.is_dir() else []
+        found = sorted(path.parent for path in runs.glob("*/config.resolved.yaml"))
         self.dir = found[-1] if found else None
 
     @property
