@@ -15,9 +15,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
 from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint
@@ -31,12 +35,16 @@ if TYPE_CHECKING:
     from forge_host.runtime.service import Service
 
 
+T = TypeVar("T")
+
+
 class ForgeActor(Actor):
     """Base of every role. Class attributes are the defaults that `options` overrides."""
 
     #: True when the actor is one process whatever `procs` is, which then counts its devices (vLLM has its own workers).
     single_process: ClassVar[bool] = False
 
+    _worker: ThreadPoolExecutor | None = None
     procs: int = 1
     hosts: int | None = None
     with_gpus: bool | None = False
@@ -54,6 +62,17 @@ class ForgeActor(Actor):
         return {
             "rank": int(current_rank().rank), "pid": os.getpid(), "host": socket.gethostname(), "machine": identity(),
         }  # fmt: skip
+
+    async def work(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run what takes long in this actor's work thread, so that the event loop answers health checks meanwhile.
+
+        There is one such thread: calls run one after another in the order they came, and what a thread keeps (CUDA
+        device, autograd mode, process groups' order) stays. Call it from a `concurrent_endpoint`; a plain `endpoint`
+        holds up the messages behind it all the same.
+        """
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="work")
+        return await asyncio.get_running_loop().run_in_executor(self._worker, partial(function, *args, **kwargs))
 
     @staticmethod
     def environment(config: Any, context: Any) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""What a replica may take: memory, and time to become ready."""
+"""What a replica may take: memory, time to become ready; and that it answers while it works."""
 
 import asyncio
+import threading
 import time
 
 import pytest
-from monarch.actor import endpoint
+from monarch.actor import concurrent_endpoint, endpoint
 
 from forge_host.config.schema import MonarchConfig
 from forge_host.runtime.actor import ForgeActor
@@ -25,6 +26,30 @@ class Hungry(ForgeActor):
     async def eat(self, mib: int) -> int:
         food = bytearray(mib << 20)
         return len(food)
+
+
+class Busy(ForgeActor):
+    def __init__(self) -> None:
+        self.done: list[tuple[int, str]] = []
+
+    @concurrent_endpoint
+    async def step(self, number: int, seconds: float) -> list[tuple[int, str]]:
+        return await self.work(self._step, number, seconds)
+
+    def _step(self, number: int, seconds: float) -> list[tuple[int, str]]:
+        time.sleep(seconds)
+        self.done.append((number, threading.current_thread().name))
+        return self.done
+
+
+async def test_health_is_answered_during_a_step_and_steps_keep_their_order() -> None:
+    async with Session():
+        busy = await Busy.as_actor()
+        steps = [asyncio.create_task(busy.step.call_one(i, 3.0 - i)) for i in range(3)]
+        await asyncio.sleep(0.2)
+        await busy.health.call_one(timeout_s=2.5)
+        assert not steps[0].done()
+        assert (await asyncio.gather(*steps))[2] == [(i, "work_0") for i in range(3)]
 
 
 async def test_a_process_over_its_memory_ends_with_the_key_and_its_service_replaces_it(tmp_path) -> None:

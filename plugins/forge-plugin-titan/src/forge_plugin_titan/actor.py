@@ -4,7 +4,8 @@
     loss = (await trainer.train_step.call(inputs, targets))[0]
 
 Every rank is called with all micro-batches of the step and takes its own. The reference model is the same actor in the
-role "ref_model": frozen, without an optimizer.
+role "ref_model": frozen, without an optimizer. All of its work is done in one thread (`ForgeActor.work`), one call
+after another, so that health checks are answered during a step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch.actor import endpoint
+from monarch.actor import concurrent_endpoint
 from torch import Tensor
 
 from forge_host.api import ForgeActor, Receipt
@@ -41,7 +42,7 @@ class TitanTrainer(ForgeActor):
         cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(Path.home() / ".cache" / "forge-host" / "inductor")
         return {"TORCHINDUCTOR_CACHE_DIR": cache}
 
-    @endpoint
+    @concurrent_endpoint
     async def setup(self) -> None:
         """Join the process group, build the model, load its weights, open the transport on rank 0.
 
@@ -49,6 +50,9 @@ class TitanTrainer(ForgeActor):
             PluginError: this host's plugins differ from the run's.
             UsageError: unsupported model, wrong parallel degrees, or no such device.
         """
+        await self.work(self._prepare)
+
+    def _prepare(self) -> None:
         from forge_plugin_titan.device import prepare
         from forge_plugin_titan.engine import TitanEngine
 
@@ -71,33 +75,39 @@ class TitanTrainer(ForgeActor):
             self.transport = host.build("transport", context.transport)
             self.transport.open(context.namespace)
 
-    @endpoint
+    @concurrent_endpoint
     async def train_step(self, inputs: Batches, targets: Batches) -> float:
         """One optimizer step; see `TitanEngine.train_step`."""
+        return await self.work(self._train_step, inputs, targets)
+
+    def _train_step(self, inputs: Batches, targets: Batches) -> float:
         loss = self.engine.train_step(inputs, targets)
         if not self.settled:
             settle()
             self.settled = True
         return loss
 
-    @endpoint
+    @concurrent_endpoint
     async def logprobs(self, inputs: Batches, targets: Batches) -> list[Tensor]:
         """Log-probabilities of the responses, float32 [B, T] a micro-batch; see `TitanEngine.logprobs`."""
-        return self.engine.logprobs(inputs, targets)
+        return await self.work(self.engine.logprobs, inputs, targets)
 
-    @endpoint
+    @concurrent_endpoint
     async def reference_logprobs(self, inputs: Batches, targets: Batches) -> list[Tensor]:
         """The same under the weights that training began with; needs adapters (`lora_rank`)."""
-        return self.engine.logprobs(inputs, targets, adapters=False)
+        return await self.work(self.engine.logprobs, inputs, targets, adapters=False)
 
-    @endpoint
+    @concurrent_endpoint
     async def metrics(self) -> dict[str, float]:
         """Of the last step."""
-        return self.engine.metrics()
+        return await self.work(self.engine.metrics)
 
-    @endpoint
+    @concurrent_endpoint
     async def publish(self, version: int) -> Receipt | None:
         """Hand the weights to the transport as `version`; the receipt on rank 0, None on the others."""
+        return await self.work(self._publish, version)
+
+    def _publish(self, version: int) -> Receipt | None:
         tensors = self.engine.named_tensors()
         if self.transport is None:
             for _ in tensors:  # every rank takes part in gathering each tensor
@@ -110,30 +120,30 @@ class TitanTrainer(ForgeActor):
             self.engine.free_cached_memory()  # the generator wakes up into this memory
         return receipt
 
-    @endpoint
+    @concurrent_endpoint
     async def save(self, path: str) -> None:
         """Write this rank's exact training state into a folder."""
-        self.engine.save(path)
+        await self.work(self.engine.save, path)
 
-    @endpoint
+    @concurrent_endpoint
     async def snapshot(self, path: str) -> None:
         """Copy the state that `save` would write, and write it while training goes on."""
-        self.engine.snapshot(path)
+        await self.work(self.engine.snapshot, path)
 
-    @endpoint
+    @concurrent_endpoint
     async def written(self) -> None:
         """Returns when the last snapshot is on disk; RunError if it could not be written."""
-        self.engine.written()
+        await self.work(self.engine.written)
 
-    @endpoint
+    @concurrent_endpoint
     async def load(self, path: str) -> None:
         """Go on from `save`d state."""
-        self.engine.load(path)
+        await self.work(self.engine.load, path)
 
-    @endpoint
+    @concurrent_endpoint
     async def save_hf(self, path: str) -> None:
         """Write a folder that transformers and vLLM load."""
-        self.engine.save_hf(path)
+        await self.work(self.engine.save_hf, path)
 
 
 def settle() -> None:
