@@ -40,6 +40,10 @@ class KubernetesLauncher:
     mesh: str = field(default="forgehost", help="name of the MonarchMesh; lower-case letters and digits")
     port: int = field(default=26600, help="TCP port of the workers in the pods", validator=gt(0))
     kubeconfig: str | None = field(default=None, help="file to reach the cluster from outside; null is inside a pod")
+    gateway: str | None = field(
+        default=None,
+        help="address of a pod's worker that is forwarded to here (tcp://127.0.0.1:PORT); null forwards one by itself",
+    )
     start_timeout: float = field(default=600.0, help="the pods must be ready by then", unit="s", validator=gt(0))
     connect_timeout: float = field(default=60.0, help="every pod must answer by then", unit="s", validator=gt(0))
     python: str = field(default="python", help="interpreter in the pods")
@@ -55,9 +59,11 @@ class KubernetesLauncher:
         return [promised(f"pod {i}", cpus=cpus, gpus=self.gpus_per_node) for i in range(self.nodes)]
 
     async def open(self) -> Allocation:
-        from forge_host.runtime.attach import answers
+        from forge_host.runtime.attach import answers, listen_for
 
         self._job = job = make_job(self)
+        # From outside, everything goes through the connection to one pod; inside, pods call back by this one's name.
+        listen_for(["127.0.0.1"] if self.kubeconfig or self.gateway else ["pod"])
 
         def prepare() -> None:
             job.apply()
@@ -107,7 +113,9 @@ def make_job(launcher: KubernetesLauncher) -> Any:
         raise UsageError("launcher kubernetes needs the package kubernetes", fix="pip install kubernetes") from error
     kubernetes.logger.setLevel(logging.WARNING)
     config = kubernetes.KubeConfig.from_path(launcher.kubeconfig) if launcher.kubeconfig else None
-    job = kubernetes.KubernetesJob(launcher.namespace, timeout=int(launcher.start_timeout), kubeconfig=config)
+    job = kubernetes.KubernetesJob(
+        launcher.namespace, timeout=int(launcher.start_timeout), kubeconfig=config, attach_to=launcher.gateway
+    )
     image = None
     if launcher.image is not None:
         resources: dict[str, str | int] = {}
@@ -146,7 +154,7 @@ async def in_thread(function: Callable[[], None]) -> None:
         error: BaseException | None = None
         try:
             function()
-        except Exception as caught:  # handed to the waiting coroutine, which knows what to make of it
+        except BaseException as caught:  # handed to the waiting coroutine; Monarch's panics are no `Exception`s
             error = caught
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, error)
