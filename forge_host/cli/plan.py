@@ -31,11 +31,9 @@ def print_plan(resolved: Resolved, host: PluginHost) -> None:
     print(f"run `{config.name}`: {training.max_steps} steps, algorithm {plan.algorithm.ref}\n")
     print_table(("role", "component", "from"), [(label, part.ref, part.origin) for label, part in _labelled(plan)])
     print()
-    print_places(resolved, host)
-    print()
     if plan.offline:
         print_pairs([("step", f"{training.batch_size} examples"), ("aggregation", plan.aggregation.mode)])
-        print("\ndry run: nothing was started")
+        _end(resolved, host)
         return
     sequences = training.batch_size * sampling.n
     filtered = f", top_p {sampling.top_p:g}, top_k {sampling.top_k}" if sampling.top_p < 1 or sampling.top_k else ""
@@ -52,6 +50,13 @@ def print_plan(resolved: Resolved, host: PluginHost) -> None:
             ("policy age", f"at most {training.max_policy_age}, published every {training.sync_interval} step(s)"),
         ]
     )
+    _end(resolved, host)
+
+
+def _end(resolved: Resolved, host: PluginHost) -> None:
+    """Last, since it may be what the dry run has to refuse."""
+    print()
+    print_places(resolved, host)
     print("\ndry run: nothing was started")
 
 
