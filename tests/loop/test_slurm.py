@@ -23,6 +23,7 @@ SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
 ProctrackType=proctrack/linuxproc
+KillWait=1
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
