@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from forge_host.api import Capabilities, Receipt
-from forge_host.builtin.transports.flat import Index, fill, views
+from forge_host.builtin.transports.flat import Index, Places, fill, views
 from forge_host.builtin.transports.lease import LeasedFile, gone, take_lease
 from forge_host.errors import RunError
 from forge_plugin_cuda_ipc.driver import CudaDriver, Driver, Memory
@@ -41,6 +41,7 @@ class CudaIpc:
     _version: int | None = attrs.field(default=None, init=False)
     _slots: list[_Slot] = attrs.field(factory=list, init=False)
     _maps: dict[bytes, Memory] = attrs.field(factory=dict, init=False)
+    _views_of: dict[bytes, tuple[Index, list[tuple[str, torch.Tensor]]]] = attrs.field(factory=dict, init=False)
     _in_use: list[bytes] = attrs.field(factory=list, init=False)
     _device: Driver | None = attrs.field(default=None, init=False)
 
@@ -101,8 +102,8 @@ class CudaIpc:
         """Free this process's versions and unmap the others'."""
         while self._slots:
             self._slots.pop().close()
-        while self._maps:
-            self._driver().unmap(self._maps.popitem()[1])
+        for name in list(self._maps):
+            self._unmap(name)
 
     def _driver(self) -> Driver:
         if self._device is None:
@@ -132,9 +133,13 @@ class CudaIpc:
             return torch.empty(0, dtype=torch.uint8)
         if name not in self._maps:
             for old in [n for n in self._maps if n not in self._in_use][: max(0, len(self._maps) - MAPS + 1)]:
-                self._driver().unmap(self._maps.pop(old))
+                self._unmap(old)
             self._maps[name] = self._driver().map(receipt.location["handle"], receipt.location["bytes"])
         return self._maps[name].tensor
+
+    def _unmap(self, name: bytes) -> None:
+        self._views_of.pop(name, None)
+        self._driver().unmap(self._maps.pop(name))
 
     def _views(self, receipt: Receipt, lease: io.FileIO, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         name = receipt.location["memory"]
@@ -143,7 +148,13 @@ class CudaIpc:
             with lease:
                 if name is not None and name not in self._maps:
                     raise gone(receipt, "this transport was closed")
-                yield from views(flat, receipt.location["tensors"])
+                index, made = receipt.location["tensors"], self._views_of.get(name)
+                if made is None or made[0] != index:
+                    # Kept, as making the views takes longer than copying what they show.
+                    made = index, list(views(flat, index))
+                    if name is not None:
+                        self._views_of[name] = made
+                yield from made[1]
         finally:
             self._in_use.remove(name)
 
@@ -158,6 +169,7 @@ class _Slot(LeasedFile):
         self._driver = driver
         self._memory: Memory | None = None
         self.flat = torch.empty(0, dtype=torch.uint8)
+        self.places: Places = {}
         self.name: bytes | None = None  # of this memory, never used again
 
     @property
@@ -174,6 +186,7 @@ class _Slot(LeasedFile):
 
     def grow(self, num_bytes: int, keep: int) -> None:
         old, self._memory = self._memory, self._driver.allocate(num_bytes)
+        self.places.clear()
         self.name = secrets.token_bytes(8)
         before, self.flat = self.flat, self._memory.tensor
         self.flat[:keep].copy_(before[:keep])
@@ -182,6 +195,7 @@ class _Slot(LeasedFile):
             self._driver.free(old)
 
     def close(self) -> None:
+        self.places.clear()
         if self._memory is not None:
             self._driver.free(self._memory)
             self._memory = None

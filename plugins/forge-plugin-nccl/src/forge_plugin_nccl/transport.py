@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_host.api import Capabilities, Receipt, field
-from forge_host.builtin.transports.flat import Index, fill, index_bytes, views
+from forge_host.builtin.transports.flat import Index, Places, fill, index_bytes, views
 from forge_host.errors import RunError
 from forge_plugin_nccl.group import Backend, NcclBackend
 from forge_plugin_nccl.link import Link, Sender
@@ -136,11 +136,13 @@ class _Slot:
         import torch
 
         self.flat = torch.empty(0, dtype=torch.uint8, device=backend.device())
+        self.places: Places = {}
 
     def grow(self, num_bytes: int, keep: int) -> None:
         import torch
 
         before = self.flat
+        self.places.clear()
         try:
             self.flat = torch.empty(num_bytes, dtype=torch.uint8, device=before.device)
         except torch.OutOfMemoryError as error:
