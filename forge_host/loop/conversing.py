@@ -20,6 +20,7 @@ from forge_host.errors import RunError
 from forge_host.loop.conversation import Ask, Done, is_whole
 from forge_host.loop.dialogue import EMPTY, Dialogue, TooLong
 from forge_host.loop.reward_actor import graded_by_environment
+from forge_host.loop.seeds import draw_seed
 from forge_host.runtime.lease import Lease, lease
 from forge_host.types import Completion, Episode, Prompt, SamplingParams
 
@@ -102,7 +103,7 @@ async def _converse(roller: Roller, held: Lease, dialogue: Dialogue, id: str, pa
 
 def _one_of(params: SamplingParams, index: int) -> SamplingParams:
     """Parameters of one of `params.n` conversations; with a seed each gets draws of its own."""
-    seed = None if params.seed is None else params.seed * 1_000_003 + index * 1_009
+    seed = None if params.seed is None else draw_seed(params.seed, f"conversation {index}", 0)
     return attrs.evolve(params, n=1, seed=seed)
 
 

@@ -18,8 +18,9 @@ import attrs
 from forge_host.errors import ForgeError, RunError
 from forge_host.loop.buffer import Buffer, Ticket
 from forge_host.loop.ledger import Ledger
-from forge_host.loop.rollout import Roller, draw_seed
+from forge_host.loop.rollout import Roller
 from forge_host.loop.rundir import RunDirectory
+from forge_host.loop.seeds import draw_seed
 from forge_host.types import Completion, Group, Prompt, RunInfo, SamplingParams
 
 

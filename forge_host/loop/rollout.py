@@ -7,7 +7,6 @@ episode; none of them the run.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -172,13 +171,6 @@ class Roller:
         if len(graded) < 2 <= self.sampling.n:
             return group, Verdict(False, "fewer than two rewards could be computed")
         return group, self.sampler.verdict(group)
-
-
-def draw_seed(base: int, group_id: str, version: int) -> int:
-    """The seed of a group's first response (response i has it plus i): of the run's seed, the prompt and its place in
-    the data, and the weights' version. 48 bits."""
-    digest = hashlib.blake2b(f"{base}:{group_id}:{version}".encode(), digest_size=6).digest()
-    return int.from_bytes(digest, "little")
 
 
 def _timed(completion: Completion, **seconds: float) -> Completion:

@@ -9,7 +9,8 @@ import torch
 from forge_host.errors import PluginError
 from forge_host.loop.buffer import Buffer
 from forge_host.loop.replay import Replay, batch_file, write_batch
-from forge_host.loop.rollout import Roller, draw_seed
+from forge_host.loop.rollout import Roller
+from forge_host.loop.seeds import draw_seed
 from forge_host.plugins.lock import LockedPlugin, PluginLock
 from forge_host.types import Completion, Episode, Group, Prompt, SamplingParams
 
