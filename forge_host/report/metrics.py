@@ -84,6 +84,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("tokens/trained", "tokens", "sum", "response tokens trained on"),
     Metric("tokens/packed", "tokens", "sum", "tokens of the packed examples (supervised training)"),
     Metric("data/epoch", "epochs", "last", "pass over the examples"),
+    Metric("data/left_out", "prompts", "last", "prompts left out so far, as they were too long"),
+    Metric("data/skipped", "prompts", "last", "prompts the dataset passed over so far, as a curriculum does"),
     Metric("data/truncated", "examples", "last", "examples cut to the longest length so far"),
     Metric("data/dropped", "examples", "last", "examples left out so far, as they did not fit"),
     Metric("tokens/forward", "tokens", "sum", "tokens the forward pass computed"),
