@@ -3,7 +3,7 @@
     sampler.gather_logprobs = sampled_only(sampler.gather_logprobs)
 
 vLLM ranks the sampled token among the whole vocabulary and sorts out the best 0 others, two more passes over the
-logits: on a CPU (32 sequences, 49,152 tokens) three times as long as the log-softmax itself, and a quarter of a step.
+logits: on a CPU (32 sequences, 49,152 tokens) 57 ms beside the 26 ms of the log-softmax itself.
 """
 
 from __future__ import annotations
