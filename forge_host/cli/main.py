@@ -112,6 +112,9 @@ def _load(name: str, target: str) -> click.Command:
 @click.version_option(__version__, prog_name="forge-host", message=f"%(prog)s %(version)s, plugin API {API_VERSION}")
 def cli() -> None:
     """Reinforcement-learning post-training of language models, by plugins, on Monarch."""
+    from forge_host.runtime.logs import to_stderr
+
+    to_stderr()
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -48,6 +48,7 @@ def configure(
             structlog.processors.format_exc_info,
             _sink,
         ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=False,
     )
@@ -56,6 +57,15 @@ def configure(
     if not isinstance(logging.getLogRecordFactory(), _Records):
         # Many libraries have handlers of their own and pass nothing on to the root logger; every record is made here.
         logging.setLogRecordFactory(_Records(logging.getLogRecordFactory()))
+
+
+def to_stderr() -> None:
+    """Until `configure`: warnings and worse go to stderr. structlog's default is stdout, amid `--json`."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
 
 
 def note_step(log_dir: str, step: int) -> None:
