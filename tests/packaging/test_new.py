@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import subprocess
 import sys
@@ -36,37 +38,53 @@ def site(tmp_path_factory, packages, wheels, others):
     return site
 
 
+#: Runs many commands of forge-host in one process, for each of which a start would cost more than it does.
+COMMANDS = """
+import contextlib, io, json, sys
+from forge_host.cli.main import main
+for words in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main(words)
+    print(json.dumps([words, code, out.getvalue()]))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_passes_its_own_tests(site, packages, kind):
-    done = site.python("-m", "pytest", "-q", "-m", "not slow", packages[kind])
+def test_they_pass_their_own_tests(site, packages):
+    done = site.python("-m", "pytest", "-rA", "--import-mode=importlib", "-m", "not slow", *packages.values())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    for kind in KINDS:
+        assert re.search(rf"^PASSED .*tests/test_my_{kind}\.py::", done.stdout, re.MULTILINE), kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_validates_and_shows_its_settings(site, kind):
-    validated = site.forge_host("plugins", "validate", f"my-{kind}")
-    assert validated.returncode == 0, validated.stdout + validated.stderr
-    shown = site.forge_host("components", "show", f"my-{kind}/my-{kind}")
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_printed_command_chooses_it(site, kind):
-    """What `new` prints last, with `config show` in place of `run`."""
-    words = shlex.split(usage(f"my-{kind}", kind))
-    assert words[:3] == ["forge-host", "run", "quickstart"]
-    shown = site.forge_host("config", "show", *words[2:])
-    assert shown.returncode == 0, shown.stderr
-    assert f"my-{kind}" in shown.stdout
+def test_they_validate_show_their_settings_and_are_chosen_as_printed(site, packages):
+    """The last is what `new` prints last, with `config show` in place of `run`."""
+    calls = []
+    for kind in KINDS:
+        name = f"my-{kind}"
+        words = shlex.split(usage(name, kind))
+        assert words[:3] == ["forge-host", "run", "quickstart"]
+        calls += [["plugins", "validate", name], ["components", "show", f"{name}/{name}"]]
+        calls += [["config", "show", *words[2:]]]
+    done = site.python("-c", COMMANDS, input=json.dumps(calls))
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [words for words, _, _ in answers] == calls
+    for words, code, said in answers:
+        assert code == 0, (words, said)
+        assert "my-" in said, words
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_passes_strict_mypy(packages, kind, tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "mypy-cache-new"
-    done = run("mypy", "--cache-dir", str(cache), cwd=packages[kind])
+def test_they_pass_strict_mypy(packages, tmp_path):
+    """All in one run, by the settings that each has in its pyproject.toml."""
+    said = [(folder / "pyproject.toml").read_text().split("[tool.mypy]")[1] for folder in packages.values()]
+    heads, overrides = zip(*(text.split("[tool.ruff]")[0].partition("[[")[::2] for text in said), strict=True)
+    (head,) = {text.strip() for text in heads}
+    assert "strict = true" in head
+    settings = tmp_path / "pyproject.toml"
+    settings.write_text("\n".join(["[tool.mypy]", head, *{f"[[{text}" for text in overrides if text}]))
+    done = run("mypy", "--cache-dir", str(tmp_path / "cache"), *map(str, packages.values()), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Success" in done.stdout
 

@@ -29,8 +29,10 @@ class Site:
     def install(self, *packages: Path) -> None:
         pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", self.folder, *packages)
 
-    def python(self, *arguments: str | Path, timeout: int = 120, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run `python -S` with the arguments, outside the repository."""
+    def python(
+        self, *arguments: str | Path, timeout: int = 120, input: str | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -S` with the arguments and this standard input, outside the repository."""
         # Variables of the caller that change what is loaded must not leak in.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("FORGE_", "PYTHON"))}
         path = f"{self.folder}{os.pathsep}{self.others}"
@@ -38,6 +40,7 @@ class Site:
             [sys.executable, "-S", *map(str, arguments)],
             env={**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env},
             cwd=self.folder,
+            input=input,
             capture_output=True,
             text=True,
             timeout=timeout,
