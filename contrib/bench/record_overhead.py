@@ -60,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = RunInfo(id="bench", directory=folder, config={"training": {"max_steps": arguments.steps}})
         record, jsonl, live = RolloutRecord(Path(folder) / "rollouts"), JsonLines(), Console()
-        system = SystemSampler(share=0.001)
+        system = SystemSampler(share=0.0005)
         live._console = RichConsole(file=io.StringIO(), width=80, height=40, force_terminal=True)
         for tracker in (jsonl, live):
             tracker.start(run)

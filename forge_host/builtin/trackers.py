@@ -41,8 +41,8 @@ class JsonLines:
         if self._out is None:
             self._drop_from(report.step)
             self._out = self._path.open("a", encoding="utf-8", buffering=1)
-        line = attrs.asdict(report)
-        line["metrics"] = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
+        metrics = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
+        line = {"step": report.step, "policy_version": report.policy_version, "time": report.time, "metrics": metrics}
         self._out.write(json.dumps(line, allow_nan=False) + "\n")
 
     def finish(self, summary: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ class Controller:
         self._update: asyncio.Task[float] | None = None
         self.constant_rewards = ConstantRewards(config.reward.constant_after)
         self._rejected_before = 0
-        self._system = SystemSampler(share=0.001)
+        self._system = SystemSampler(share=0.0005)
         self._saved_at = 0
         self.producer = Producer(
             config=config, plan=plan, host=host, info=info, roller=roller, stream=stream, buffer=self.buffer,

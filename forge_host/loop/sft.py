@@ -53,7 +53,7 @@ class SftController:
     first_evaluation: dict[str, float] = attrs.Factory(dict)
     _state: dict[str, Any] = attrs.Factory(dict)  #: of the stream, behind the last batch that was trained on
     _saved_at: int = 0
-    _system: SystemSampler = attrs.Factory(lambda: SystemSampler(share=0.001))
+    _system: SystemSampler = attrs.Factory(lambda: SystemSampler(share=0.0005))
 
     async def run(self) -> None:
         """Train until `max_steps` or `stop`.

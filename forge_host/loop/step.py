@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -120,7 +121,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     graded = [e.reward for e in episodes if e.reward is not None]
     out = {
         "reward/mean": statistics.fmean(graded) if graded else 0.0,
-        "reward/std": statistics.pstdev(graded) if graded else 0.0,
+        "reward/std": _std(graded) if graded else 0.0,
         "reward/num_graded": float(len(graded)),
         "reward/error_rate": 1.0 - len(graded) / len(episodes),
         "reward/zero_variance_share": statistics.fmean(len(set(g.rewards)) <= 1 for g in groups),
@@ -130,10 +131,16 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for name in sorted({part for e in episodes for part in e.parts}):
         values = [e.parts[name] for e in episodes if name in e.parts]
         out[f"reward/{name}/mean"] = statistics.fmean(values)
-        out[f"reward/{name}/std"] = statistics.pstdev(values)
+        out[f"reward/{name}/std"] = _std(values)
         if "/" not in name:  # a reward itself; its parts fail with it
             out[f"reward/{name}/error_rate"] = 1.0 - len(values) / len(episodes)
             out[f"reward/{name}/zero_variance_share"] = statistics.fmean(
                 len({e.parts[name] for e in g.episodes if name in e.parts}) <= 1 for g in groups
             )
     return out
+
+
+def _std(values: Sequence[float]) -> float:
+    """Of the values themselves; `statistics.pstdev` computes with fractions, ten times slower."""
+    mean = statistics.fmean(values)
+    return math.sqrt(statistics.fmean([(value - mean) ** 2 for value in values]))

@@ -171,6 +171,13 @@ def test_tokens_are_recorded_when_asked_for(tmp_path):
     assert row["token_ids"] == [1, 2] and row["logprobs"] == [0.0, -0.5] and row["prompt_ids"] == []
 
 
+def test_half_a_surrogate_pair_in_a_response_is_recorded(tmp_path):
+    record = RolloutRecord(tmp_path / "rollouts")
+    record.write(1, group(1, size=1, text="caf\u00e9 \ud83d"), Verdict(True))
+    record.close()
+    assert [row["response"] for row in read_rollouts(tmp_path)] == ["caf\u00e9 \ud83d"]
+
+
 def test_cap_keeps_the_first_and_the_newest(tmp_path):
     folder = tmp_path / "rollouts"
     write(folder, range(1, 101), part_mb=0.01, max_mb=0.0005)
