@@ -47,6 +47,7 @@ from forge_host.types import (
     Use,
     Verdict,
     field,
+    outcome,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -243,7 +244,10 @@ class Transport(Protocol):
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives finished steps. A tracker that raises is detached with a warning; the run goes on."""
+    """Receives finished steps. A tracker that raises is detached with a warning; the run goes on.
+
+    For services on a network: `RunInfo.plain_config`, `StepReport.finite` and `outcome` give what they can hold.
+    """
 
     def start(self, run: RunInfo) -> None: ...
 
@@ -356,5 +360,5 @@ __all__ = [
     "ForgeError", "ForgePlugin", "Generate", "Generator", "Group", "Host", "HostInfo", "Kind", "Launcher", "Load",
     "Loss", "ModelSource", "Piece", "PluginError", "Prompt", "Receipt", "Request", "Reward", "RewardResult", "Router",
     "RunError", "RunInfo", "Sampler", "SamplingParams", "StepReport", "ToolCall", "Tracker", "Trainer", "Transport",
-    "UsageError", "Use", "Verdict", "field", "hookimpl", "tensor_digest", "tool_calls", "weights_digest",
+    "UsageError", "Use", "Verdict", "field", "hookimpl", "outcome", "tensor_digest", "tool_calls", "weights_digest",
 ]  # fmt: skip

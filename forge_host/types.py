@@ -8,6 +8,8 @@ Declarations (`ComponentSpec`, `CommandSpec`, `HostInfo`, `Use`, `AlgorithmParts
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -318,6 +320,11 @@ class RunInfo:
     directory: str
     config: Mapping[str, Any]
 
+    def plain_config(self) -> dict[str, Any]:
+        """`config` through JSON, for services that hold nothing else: what JSON does not know becomes its text."""
+        found: dict[str, Any] = json.loads(json.dumps(self.config, default=str))
+        return found
+
 
 @attrs.frozen(kw_only=True)
 class StepReport:
@@ -327,3 +334,19 @@ class StepReport:
     policy_version: int
     time: float
     metrics: Mapping[str, float]
+
+    def finite(self) -> dict[str, float]:
+        """The metrics that are numbers: few dashboards take NaN or infinity."""
+        return {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+
+
+#: What of a run's summary tells how it ended; the rest (samples, paths) stays on the machine.
+OUTCOME = (
+    "status", "error", "steps", "policy_version", "reward_first", "reward_last", "loss_first", "loss_last",
+    "eval_loss_first", "eval_loss_last", "startup_s", "train_s",
+)  # fmt: skip
+
+
+def outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tracker may send elsewhere of the summary that `Tracker.finish` gets, plain values."""
+    return {key: summary[key] for key in OUTCOME if summary.get(key) is not None}

@@ -262,28 +262,38 @@ def _half_widths(run: Run, steps: Sequence[int]) -> list[float] | None:
 
 
 def _lines(runs: Sequence[Run], spec: Spec, reference: Reference | None = None) -> Chart | None:
-    found = []
+    found: list[tuple[str, int, Line, list[int], list[float]]] = []
+    numbers: dict[str, int] = {}  # a line looks the same in every run
+    broken: set[int] = set()
     for run, colour in zip(runs, COLOURS, strict=False):
-        for number, line in enumerate(spec.lines(run)[:MAX_SERIES]):
+        for line in spec.lines(run):
             steps, values = run.series(line.name)
-            if steps:
-                found.append((run, colour, number, line, steps, values))
+            broken |= set(run.series(line.name, finite=False)[0]) - set(steps)
+            if steps and numbers.setdefault(line.legend, len(numbers)) < MAX_SERIES:
+                found.append((colour, numbers[line.legend], line, steps, values))
     if not found:
         return None
     figure, axes = _figure()
     caption = spec.caption + (_draw_expected(axes, reference) if reference is not None else "")
-    many, several = len(runs) > 1, len({line.name for _, _, _, line, _, _ in found}) > 1
-    for _, colour, number, line, steps, values in found:
+    if len(numbers) > MAX_SERIES:
+        caption += f"; the first {MAX_SERIES} of {len(numbers)}"
+    if broken:
+        caption += f"; not a number at {len(broken)} of the steps, first at {min(broken)}"
+    many, several = len(runs) > 1, len(numbers) > 1
+    for colour, number, line, steps, values in found:
         x, y = thin(steps, values)
         axes.plot(
             x, y, color=colour if many else COLOURS[number], linestyle=STYLES[number % len(STYLES)] if many else "-",
             label=line.legend if several and not many else None, **_dot(x),
         )  # fmt: skip
     if several and many:
-        _legend_of_styles(axes, {line.legend: {"linestyle": STYLES[n % len(STYLES)]} for _, _, n, line, _, _ in found})
+        _legend_of_styles(axes, {line.legend: {"linestyle": STYLES[n % len(STYLES)]} for _, n, line, _, _ in found})
     if spec.bottom is not None:
-        top = max(max(values) for *_, values in found)
-        axes.set_ylim(bottom=spec.bottom, top=None if top > spec.bottom else spec.bottom + 1)
+        height = max(max(values) for *_, values in found) - spec.bottom
+        axes.set_ylim(spec.bottom, spec.bottom + (1.05 * height if height > 0 else 1.0))
+    first, last = (end(row["step"] for run in runs for row in run.rows) for end in (min, max))
+    if last > first:  # the same steps in every chart, so that a line that stops early is seen to
+        axes.set_xlim(first - 0.04 * (last - first), last + 0.04 * (last - first))
     return Chart(spec.title, caption, _finish(figure, axes))
 
 

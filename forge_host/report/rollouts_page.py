@@ -53,7 +53,7 @@ def page(run: Run, found: Selection) -> str:
     body = f"""
 <h1>Rollouts of {escape(run.name)}</h1><p class="muted">{shown}</p>
 <form class="filters" onsubmit="return false">
-  <label>text <input id="text" type="search" placeholder="in prompt, response, note"></label>
+  <label class="grow">text <input id="text" type="search" placeholder="in prompt, response, note"></label>
   <label>kind <select id="kind"><option value="">all</option></select></label>
   <label>finish <select id="finish"><option value="">all</option></select></label>
   <label>trained on <select id="kept"><option value="">all</option><option value="true">yes</option>

@@ -61,11 +61,19 @@ def configure(
 
 def to_stderr() -> None:
     """Until `configure`: warnings and worse go to stderr. structlog's default is stdout, amid `--json`."""
+    structlog.reset_defaults()
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        # A processor that drops, not a logger that filters: `structlog.testing.capture_logs` sees what was dropped.
+        processors=[_drop_quiet, *structlog.get_config()["processors"]],
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+def _drop_quiet(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if method in ("debug", "info"):
+        raise structlog.DropEvent
+    return event
 
 
 def note_step(log_dir: str, step: int) -> None:

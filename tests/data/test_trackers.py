@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge_host.api import RunInfo, StepReport, Tracker
+from forge_host.api import RunInfo, StepReport, Tracker, outcome
 from forge_host.builtin.trackers import Console, JsonLines, duration
 from forge_host.testing import TrackerContract
 
@@ -41,6 +41,15 @@ def test_jsonl_writes_each_step_at_once(tmp_path: Path) -> None:
     tracker.log(report(2, a=2.0))
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
     tracker.finish({})
+
+
+def test_what_a_service_on_a_network_can_hold(tmp_path: Path) -> None:
+    assert report(1, a=1.0, b=float("nan"), c=float("inf")).finite() == {"a": 1.0}
+    assert RunInfo(id="r", directory="", config={"path": tmp_path, "n": (1,)}).plain_config() == {
+        "path": str(tmp_path), "n": [1],
+    }  # fmt: skip
+    summary = {"status": "done", "error": None, "samples": ["secret"], "steps": 3}
+    assert outcome(summary) == {"status": "done", "steps": 3}
 
 
 def test_jsonl_resume_drops_what_is_made_again(tmp_path: Path) -> None:

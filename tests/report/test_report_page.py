@@ -109,6 +109,17 @@ def test_several_runs_are_overlaid(make_run):
     assert "var(--s0)" in html and "var(--s1)" in html
 
 
+def test_a_part_has_one_style_in_all_runs_and_broken_steps_are_said(make_run):
+    def bad(step, steps):
+        extra = {"reward/brevity/mean": step / steps, "policy/kl": math.nan if step > 15 else 0.01 * step}
+        return {**healthy(step, steps), **extra}
+
+    found = {c.title: c for c in charts([load_run(make_run("plain")), load_run(make_run("bad", metrics=bad))])}
+    legends = re.findall(r"<path[^>]*var\(--muted\)[^>]*>", found["Reward parts"].svg)
+    assert sum("stroke-dasharray" in line for line in legends) == 1, "math is drawn as in the run without brevity"
+    assert found["KL to the reference"].caption == "nats a token; not a number at 5 of the steps, first at 16"
+
+
 def test_model_output_is_text(make_run):
     path = make_run(episodes=0)
     row = episode(1, 0, response="<script>alert(1)</script>", prompt=[{"role": "user", "content": "<b>hi"}])

@@ -9,7 +9,6 @@ tracker.finish({"status": "done"})
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,7 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in report.metrics.items()
-            if math.isfinite(value)
-        ]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in report.finite().items()]
         self._writer.add_event(Event(wall_time=report.time, step=report.step, summary=Summary(value=values)))
 
     def finish(self, summary: Mapping[str, Any]) -> None:

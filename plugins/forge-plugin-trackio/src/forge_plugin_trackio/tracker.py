@@ -9,8 +9,6 @@ tracker.finish({"status": "done"})
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 from collections.abc import Mapping
 from io import StringIO
 from typing import Any
@@ -18,11 +16,9 @@ from typing import Any
 import attrs
 import structlog
 
-from forge_host.api import RunInfo, StepReport, field
+from forge_host.api import RunInfo, StepReport, field, outcome
 
 log = structlog.get_logger()
-#: What of the summary tells how a run ended; the rest (samples, paths) is not recorded.
-OUTCOME = ("status", "error", "steps", "policy_version", "reward_first", "reward_last", "startup_s", "train_s")
 
 
 @attrs.define(kw_only=True)
@@ -41,23 +37,21 @@ class Trackio:
         with contextlib.redirect_stdout(StringIO()) as said:
             self._run = trackio.init(
                 project=self.project, name=run.id, group=self.group, space_id=self.space_id, resume="allow",
-                # Through JSON, so that an object that Trackio cannot hold becomes its text.
-                config=json.loads(json.dumps(run.config, default=str)),
+                config=run.plain_config(),
                 # The host measures the machine itself, in step with everything else.
                 auto_log_cpu=False, auto_log_gpu=False, embed=False,
             )  # fmt: skip
         log.info("trackio", said=" ".join(said.getvalue().split()), show=f"trackio show --project {self.project}")
 
     def log(self, report: StepReport) -> None:
-        values = {name: value for name, value in report.metrics.items() if math.isfinite(value)}
-        self._run.log({**values, "policy_version": report.policy_version}, step=report.step)
+        self._run.log({**report.finite(), "policy_version": report.policy_version}, step=report.step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         if self._run is None:
             return
         run, self._run = self._run, None
-        outcome = {key: summary[key] for key in OUTCOME if summary.get(key) is not None}
+        values = {f"outcome/{key}": value for key, value in outcome(summary).items()}
         with contextlib.redirect_stdout(StringIO()):
-            if outcome:
-                run.log({f"outcome/{key}": value for key, value in outcome.items()}, step=int(outcome.get("steps", 0)))
+            if values:
+                run.log(values, step=int(values.get("outcome/steps", 0)))
             run.finish()

@@ -8,8 +8,6 @@ tracker.finish({"status": "done"})
 
 from __future__ import annotations
 
-import json
-import math
 import netrc
 import os
 from collections.abc import Mapping
@@ -20,11 +18,9 @@ import attrs
 import structlog
 from attrs.validators import gt, in_
 
-from forge_host.api import RunInfo, StepReport, field
+from forge_host.api import RunInfo, StepReport, field, outcome
 
 log = structlog.get_logger()
-#: What of the summary tells how a run ended; the rest (samples, paths) stays on this machine.
-OUTCOME = ("status", "error", "steps", "policy_version", "reward_first", "reward_last", "startup_s", "train_s")
 
 
 @attrs.define(kw_only=True)
@@ -63,16 +59,14 @@ class WeightsAndBiases:
             log.warning("W&B is offline", folder=folder, upload=f"wandb sync {folder}")
 
     def log(self, report: StepReport) -> None:
-        values = {name: value for name, value in report.metrics.items() if math.isfinite(value)}
-        self._run.log({**values, "policy_version": report.policy_version}, step=report.step)
+        self._run.log({**report.finite(), "policy_version": report.policy_version}, step=report.step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         if self._run is None:
             return
         run, self._run = self._run, None
-        for key in OUTCOME:
-            if summary.get(key) is not None:
-                run.summary[key] = summary[key]
+        for key, value in outcome(summary).items():
+            run.summary[key] = value
         run.finish(exit_code=0 if summary.get("status") == "done" else 1)
 
     def _open(self, run: RunInfo, mode: str, id: str | None = None) -> None:
@@ -84,9 +78,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=self.project, entity=self.entity, group=self.group, tags=list(self.tags), name=run.id,
             id=id or run.id, resume="allow" if mode == "online" else None, dir=run.directory, mode=chosen,
-            reinit="create_new",
-            # Through JSON, so that an object that W&B cannot hold becomes its text.
-            config=json.loads(json.dumps(run.config, default=str)),
+            reinit="create_new", config=run.plain_config(),
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, save_code=False, init_timeout=self.timeout_s,
                 **address,
