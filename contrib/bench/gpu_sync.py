@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpu_sync_common import CPU, device, model_folder, say, tensors, timed
 from gpu_sync_moves import moves, safe
-from gpu_sync_vllm import vllm
+from gpu_sync_vllm import trainers_environment, vllm
 
 ROWS = {
     "copy": 120, "moves:cuda-ipc": 180, "moves:shm": 180, "safe:cuda-ipc": 180, "vllm:cuda-ipc": 420, "vllm:shm": 420,
@@ -103,8 +103,11 @@ WORK = {"copy": copy, "moves": moves, "safe": safe, "vllm": vllm, "loop": loop, 
 def run_row(row: str, out: Path, log: Path, seconds: int) -> list[str]:
     """The row's results; what went wrong as one more."""
     command = [sys.executable, str(Path(__file__).resolve()), "--out", str(out), "--row", row]
+    given = dict(os.environ)
+    if row.startswith("vllm:"):  # read when Python starts
+        given |= trainers_environment("cpu" if given.get("GPU_SYNC_CPU") == "1" else "cuda")
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=given)
         try:
             code: int | str = process.wait(seconds)
         except subprocess.TimeoutExpired:

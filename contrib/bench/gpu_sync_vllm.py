@@ -13,16 +13,21 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gpu_sync_common import CPU, TRANSPORTS, build, device, model_folder, say, timed, wait
 
+SETTINGS: dict[str, Any] = {"gpu_memory_utilization": None if CPU else 0.4}
+
 # --- vllm: from the trainer's weights to vLLM serving them ------------------------------------------------------------
 
 
-def generator(pipe: Any, transport: str, folder: str) -> None:
-    """The generator's process: vLLM behind a pipe."""
+@contextmanager
+def generators_environment() -> Iterator[None]:
+    """What a run sets for the generator's process, for processes started inside (allocator, OpenMP, vLLM)."""
     from types import SimpleNamespace
 
     from forge_plugin_vllm.config import VLLMConfig
@@ -30,11 +35,33 @@ def generator(pipe: Any, transport: str, folder: str) -> None:
 
     from forge_host.config.schema import ServiceConfig
 
-    config = VLLMConfig(gpu_memory_utilization=None if CPU else 0.4)
+    before = dict(os.environ)
     services = SimpleNamespace(services={"generator": ServiceConfig()})
-    os.environ |= environment(config, SimpleNamespace(device=device(), role="generator", config=services))
+    wanted = environment(VLLMConfig(**SETTINGS), SimpleNamespace(device=device(), role="generator", config=services))
+    os.environ |= wanted
     try:
-        asyncio.run(serve(pipe, config, transport, folder))
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+def trainers_environment(kind: str) -> dict[str, str]:
+    """What a run sets for the trainer's process."""
+    from types import SimpleNamespace
+
+    from forge_plugin_titan.actor import TitanTrainer
+    from forge_plugin_titan.config import TitanConfig
+
+    return TitanTrainer.environment(TitanConfig(), SimpleNamespace(device=kind))
+
+
+def generator(pipe: Any, transport: str, folder: str) -> None:
+    """The generator's process: vLLM behind a pipe."""
+    from forge_plugin_vllm.config import VLLMConfig
+
+    try:
+        asyncio.run(serve(pipe, VLLMConfig(**SETTINGS), transport, folder))
     except Exception as error:
         pipe.send(f"generator failed: {type(error).__name__}: {error}")
         raise
@@ -115,7 +142,8 @@ def vllm(out: Path, transport: str) -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     child = context.Process(target=generator, args=(there, transport, folder))
-    child.start()
+    with generators_environment():
+        child.start()
     there.close()
     engine, change = titan(folder)
     mine = build(transport)

@@ -48,6 +48,7 @@ def three_steps(folder, parallelism, training, out, lora=False):
         steps.append((loss, engine.metrics()["policy/grad_norm"], engine.metrics()["tokens/trained"]))
     logprobs = engine.logprobs(inputs, targets)
     weights = {name: tensor.clone() for name, tensor in engine.named_tensors()}
+    pieces = through_pieces(engine) if torch.distributed.is_initialized() else None
     state = [v for s in engine.optimizer.adamw.state.values() for v in s.values() if v.dim()]
     moments = sum(local(v).numel() for v in state)
     engine.save(f"{out}/state")
@@ -58,8 +59,24 @@ def three_steps(folder, parallelism, training, out, lora=False):
     resumed = again.train_step(inputs, targets)
     return {
         "steps": steps, "logprobs": logprobs, "weights": weights, "third": third, "resumed": resumed,
-        "gradients": gradients, "moments": moments,
+        "gradients": gradients, "moments": moments, "pieces": pieces,
     }  # fmt: skip
+
+
+def through_pieces(engine):
+    """What a reader gets of the pieces that both ranks publish, each compared with its checksum; this rank's bytes."""
+    from forge_host.builtin.transports.shm import SharedMemory
+    from forge_host.loop.pieces import fetch_tensors, merge_receipts, publish_pieces
+
+    transport = SharedMemory()
+    transport.open(f"pieces-{engine.rank}")
+    mine = publish_pieces(transport, 1, engine.named_pieces(), checksums=True)
+    receipts = [None, None]
+    torch.distributed.all_gather_object(receipts, mine)
+    read = {name: t.clone() for name, t in fetch_tensors(transport, merge_receipts([r for r in receipts if r]))}
+    torch.distributed.barrier()
+    transport.close()
+    return read, mine.num_bytes
 
 
 def local(tensor):
@@ -177,6 +194,22 @@ def same_steps(family, expected, both):
         for name, tensor in expected["weights"].items():
             torch.testing.assert_close(found["weights"][name], tensor, rtol=0, atol=2e-4, msg=name)
     assert all(torch.equal(both[0]["weights"][n], both[1]["weights"][n]) for n in both[0]["weights"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(CASES))
+def test_ranks_publish_what_they_hold(base, alone, case):
+    both = ranks(base, alone[0], case)
+    whole = both[0]["weights"]
+    for found in both:
+        read, _ = found["pieces"]
+        assert read.keys() == whole.keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in whole.items())
+    sizes = [found["pieces"][1] for found in both]
+    assert sum(sizes) == sum(tensor.nbytes for tensor in whole.values())
+    assert sizes[1] == 0 if case == "replicate" else sizes[1] > 0
+    if case in ("shard", "tensor", "bfloat16"):
+        assert max(sizes) < 0.7 * sum(sizes)
 
 
 @pytest.mark.slow

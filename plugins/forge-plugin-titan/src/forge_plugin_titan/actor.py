@@ -20,6 +20,7 @@ from monarch.actor import concurrent_endpoint
 from torch import Tensor
 
 from forge_host.api import ForgeActor, Receipt
+from forge_host.loop.pieces import publish_pieces
 from forge_plugin_titan.config import TitanConfig
 
 Batches = Sequence[Mapping[str, Any]]
@@ -44,7 +45,9 @@ class TitanTrainer(ForgeActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Join the process group, build the model, load its weights, open the transport on rank 0.
+        """Join the process group, build the model, load its weights, open the transport.
+
+        On rank 0, and where the transport takes pieces on every rank.
 
         Raises:
             PluginError: this host's plugins differ from the run's.
@@ -71,9 +74,13 @@ class TitanTrainer(ForgeActor):
             run_dir=context.run_dir,
         )
         self.transport: Any = None
-        if trains and self.engine.rank == 0:
-            self.transport = host.build("transport", context.transport)
-            self.transport.open(context.namespace)
+        self.pieces = False
+        if trains:
+            transport, rank = host.build("transport", context.transport), self.engine.rank
+            self.pieces = self.engine.world > 1 and transport.capabilities.resharding
+            if rank == 0 or self.pieces:
+                transport.open(f"{context.namespace}-rank{rank}" if rank else context.namespace)
+                self.transport = transport
 
     @concurrent_endpoint
     async def train_step(self, inputs: Batches, targets: Batches) -> float:
@@ -104,18 +111,25 @@ class TitanTrainer(ForgeActor):
 
     @concurrent_endpoint
     async def publish(self, version: int) -> Receipt | None:
-        """Hand the weights to the transport as `version`; the receipt on rank 0, None on the others."""
+        """Hand the weights to the transport as `version`; the receipts of the ranks that publish, else None.
+
+        Each rank publishes what it holds where the transport takes pieces; otherwise rank 0 does, of gathered tensors.
+        """
         return await self.work(self._publish, version)
 
     def _publish(self, version: int) -> Receipt | None:
-        tensors = self.engine.named_tensors()
+        checksums = self.context.config.training.verify_weight_sync
         if self.transport is None:
-            for _ in tensors:  # every rank takes part in gathering each tensor
+            for _ in self.engine.named_tensors():  # every rank takes part in gathering each tensor
                 pass
             return None
-        receipt: Receipt = self.transport.publish(
-            version, tensors, checksums=self.context.config.training.verify_weight_sync
-        )
+        receipt: Receipt
+        if self.pieces:
+            receipt = publish_pieces(self.transport, version, self.engine.named_pieces(), checksums=checksums)
+            if not receipt.num_tensors:  # another rank holds the same
+                return None
+        else:
+            receipt = self.transport.publish(version, self.engine.named_tensors(), checksums=checksums)
         if self.context.config.generator.extra.get("sleep_between_steps"):
             self.engine.free_cached_memory()  # the generator wakes up into this memory
         return receipt

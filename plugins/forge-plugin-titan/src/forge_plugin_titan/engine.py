@@ -36,6 +36,7 @@ from forge_plugin_titan.models import read_model
 from forge_plugin_titan.optim import Optimizer
 from forge_plugin_titan.parallel import DTYPES, build, resolve
 from forge_plugin_titan.phases import Phase
+from forge_plugin_titan.pieces import hf_pieces
 from forge_plugin_titan.weights import hf_tensors, save_folder
 
 Batch = Mapping[str, Any]
@@ -70,7 +71,7 @@ class TitanEngine:
         # Greedy sampling (0) has no distribution to train on; the model's own is the natural one.
         self.temperature = temperature or 1.0
         self.device = torch.device(device)
-        world = dist.get_world_size() if dist.is_initialized() else 1
+        self.world = world = dist.get_world_size() if dist.is_initialized() else 1
         self.degrees = resolve(parallelism, world)
         trains = objective is not None
         choice = choose(config, training, self.device, trains=trains)
@@ -276,6 +277,13 @@ class TitanEngine:
         Valid until the next `train_step`, which changes them in place.
         """
         return hf_tensors(self.model, self.spec, self.publish_dtype)
+
+    def named_pieces(self) -> Iterator[tuple[str, Tensor, tuple[int, ...], tuple[int, ...]]]:
+        """What this rank publishes of them when the model is split, with its place and the whole's shape.
+
+        See `forge_plugin_titan.pieces`; every rank goes through all of its own.
+        """
+        return hf_pieces(self.model, self.spec, self.publish_dtype)
 
     def free_cached_memory(self) -> None:
         """Give the GPU memory that PyTorch keeps for later back to the device; nothing on a CPU."""

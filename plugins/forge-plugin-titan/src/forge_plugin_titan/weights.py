@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +96,30 @@ def hf_tensors(model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> Iterato
     With sharded parameters every rank must go through the whole iterator: gathering is a collective.
     """
     adapter = spec.adapter(spec.config, None)
-    layers: dict[str, dict[str, Tensor]] = {}
+    for part in layers(model, spec):
+        yield from whole(adapter, part, spec, dtype)
+
+
+def layers(model: nn.Module, spec: ModelSpec) -> Iterable[dict[str, Tensor]]:
+    """The model's own tensors under their TorchTitan names, layer by layer; a tied head is left out."""
+    found: dict[str, dict[str, Tensor]] = {}
     for name, value in model.state_dict().items():
         if spec.tied and name == "lm_head.weight":
             continue
-        found = re.match(r"layers\.\d+\.", name)
-        layers.setdefault(found.group(0) if found else name, {})[name] = value
-    for part in layers.values():
-        full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach() for k, v in part.items()}
-        full = {k: v.to(dtype) for k, v in lora.merged(full, spec.lora_scaling).items()}
-        if spec.tied and "tok_embeddings.weight" in full:
-            yield "model.embed_tokens.weight", full["tok_embeddings.weight"]
-            continue
+        layer = re.match(r"layers\.\d+\.", name)
+        found.setdefault(layer.group(0) if layer else name, {})[name] = value
+    return found.values()
+
+
+def whole(
+    adapter: Any, part: Mapping[str, Tensor], spec: ModelSpec, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """One layer's tensors gathered, its adapters merged, in `dtype` under their Hugging Face names."""
+    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach() for k, v in part.items()}
+    full = {k: v.to(dtype) for k, v in lora.merged(full, spec.lora_scaling).items()}
+    if spec.tied and "tok_embeddings.weight" in full:
+        yield "model.embed_tokens.weight", full["tok_embeddings.weight"]
+    else:
         yield from adapter.to_hf(full).items()
 
 
