@@ -24,12 +24,13 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
 
 
-def field(*, help: str, unit: str | None = None, **kwargs: Any) -> Any:
+def field(*, help: str, unit: str | None = None, file: bool = False, **kwargs: Any) -> Any:
     """An attrs field of a component: its `help` (one phrase) and `unit` ("s", "tokens", "nats") go into the metadata.
 
+    `file` says that it names a file to read: a relative one is looked up beside the configuration that names it.
     Everything else (`default`, `factory`, `validator`, `converter`, `kw_only`) is attrs' own.
     """
-    metadata = {"help": help, "unit": unit, **kwargs.pop("metadata", {})}
+    metadata = {"help": help, "unit": unit, "file": file, **kwargs.pop("metadata", {})}
     return attrs.field(metadata=metadata, **kwargs)
 
 

@@ -62,6 +62,8 @@ class Curriculum:
             raise UsageError(
                 f"dataset `{use.ref}` of `curriculum` is streamed and has no length", fix="set streaming: false in it"
             )
+        if self.prior_field is not None:
+            self.pass_rate(self._dataset[0])  # a field that is not there is said before the run
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -85,7 +87,9 @@ class Curriculum:
         prior = prompt.metadata.get(self.prior_field)
         if not isinstance(prior, (int, float)):
             raise UsageError(
-                f"prompt {prompt.id} has no number in field `{self.prior_field}`", fix="change dataset.prior_field"
+                f"prompt {prompt.id} has no number in field `{self.prior_field}`; it has "
+                f"{', '.join(f'`{name}`' for name in prompt.metadata) or 'no other fields'}",
+                fix="change dataset.prior_field",
             )
         return float(prior)
 

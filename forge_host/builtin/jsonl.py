@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 from array import array
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -23,9 +25,24 @@ from attrs.validators import and_, ge, gt, in_, lt, optional
 
 from forge_host.api import Prompt, UsageError, field
 from forge_host.builtin.split import SPLITS, held_out
+from forge_host.builtin.turns import turn
 
-PROMPT_FIELDS = ("prompt", "question", "problem", "messages")
+PROMPT_FIELDS = ("prompt", "question", "problem", "messages", "conversations")
 TARGET_FIELDS = ("target", "answer", "solution")
+BOM = b"\xef\xbb\xbf"
+#: How files begin that are no UTF-8 text, what they are, and what to do with them.
+FOREIGN = {
+    b"\x1f\x8b": ("compressed by gzip", "name it .jsonl.gz, or gunzip it"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it: unzstd FILE"),
+    b"PK\x03\x04": ("a zip archive", "unzip it"),
+    b"\xff\xfe": ("UTF-16 text", "rewrite it: iconv -f utf-16 -t utf-8 FILE"),
+    b"\xfe\xff": ("UTF-16 text", "rewrite it: iconv -f utf-16 -t utf-8 FILE"),
+    b"PAR1": ("a Parquet file", "name it .parquet"),
+}
+#: JSON can spell half of a character, which no tokenizer and no file takes.
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_MEND = "correct or remove the line"
+_FORM = "write one whole JSON object on each line; a file that is one JSON list is named .json"
 
 
 @attrs.frozen
@@ -145,17 +162,34 @@ class JsonLines:
         return _Index(prompt_field, target_field, offsets, lines, dropped, digest.hexdigest())
 
     def _parse(self, line: bytes, number: int) -> Mapping[str, Any]:
-        where = f"{self.path}:{number}"
+        where, fix = f"{self.path}:{number}", _FORM if number == 1 else _MEND
+        if number == 1:
+            line = line.removeprefix(BOM)
+            for magic, (what, remedy) in FOREIGN.items():
+                if line.startswith(magic):
+                    raise UsageError(f"dataset file is {what}, not lines of JSON", where=self.path, fix=remedy)
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode())
+            if _HALF.search(line):
+                json.dumps(record, ensure_ascii=False).encode()
         except UnicodeDecodeError as error:
-            raise UsageError(f"line is not UTF-8 (byte {error.start + 1})", where=where) from error
+            raise UsageError(
+                f"line is not UTF-8 (byte {error.start + 1})", where=where,
+                fix="rewrite the file, if it is Latin-1 with iconv -f latin1 -t utf-8 FILE",
+            ) from error  # fmt: skip
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise UsageError(
+                f"line has the lone surrogate {half!a}, which is no character", where=where, fix=_MEND
+            ) from error
         except json.JSONDecodeError as error:
-            raise UsageError(f"line is not JSON ({error.msg} at column {error.colno})", where=where) from error
+            raise UsageError(f"line is not JSON ({error.msg}, column {error.colno})", where=where, fix=fix) from error
+        except ValueError as error:  # a whole number of thousands of digits
+            raise UsageError(f"line has a number that is too long ({error})", where=where, fix=_MEND) from error
         except RecursionError as error:
-            raise UsageError("line is nested too deeply", where=where) from error
+            raise UsageError("line is nested too deeply", where=where, fix=_MEND) from error
         if not isinstance(record, dict):
-            raise UsageError(f"line is {_kind(record)}, not a JSON object", where=where)
+            raise UsageError(f"line is {_kind(record)}, not a JSON object", where=where, fix=fix)
         return record
 
     def _detect(self, record: Mapping[str, Any], number: int) -> str:
@@ -172,38 +206,45 @@ class JsonLines:
         where = f"{self.path}:{number}"
         for name in (prompt_field, target_field):
             if name is not None and name not in record:
-                raise UsageError(f"field `{name}` is missing; the line has {_names(record)}", where=where)
+                fix = _MEND if name not in (self.prompt_field, self.target_field) else f"{_MEND}, or name another field"
+                raise UsageError(f"field `{name}` is missing; the line has {_names(record)}", where=where, fix=fix)
         value = record[prompt_field]
         text: str | None = None
         messages: tuple[Mapping[str, Any], ...] | None = None
         if isinstance(value, str) and value.strip():
             text = self.template.replace("{prompt}", value)
         elif isinstance(value, list) and value:
-            messages = tuple(_message(m, where, prompt_field) for m in value)
+            messages = tuple(turn(m, where, prompt_field) for m in value)
         else:
-            raise UsageError(f"field `{prompt_field}` is {_kind(value)}, not text or messages", where=where)
+            raise UsageError(
+                f"field `{prompt_field}` is {_kind(value)}, not text or messages", where=where, fix=_MEND
+            )
         target = record[target_field] if target_field else None
-        if isinstance(target, (int, float)) and not isinstance(target, bool):
+        if isinstance(target, (int, float)) and not isinstance(target, bool) and not _infinite(target):
             target = str(target)
         if target is not None and not isinstance(target, str):
-            raise UsageError(f"field `{target_field}` is {_kind(target)}, not text or a number", where=where)
+            raise UsageError(
+                f"field `{target_field}` is {_kind(target)}, not text or a number", where=where,
+                fix=f"{_MEND}, or name another field as target_field",
+            )  # fmt: skip
         metadata = {k: v for k, v in record.items() if k not in (prompt_field, target_field)}
         identity = f"{os.path.basename(self.path)}:{number}"
         return Prompt(id=identity, text=text, messages=messages, target=target, metadata=metadata)
-
-
-def _message(value: Any, where: str, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str) or "content" not in value:
-        raise UsageError(f"field `{name}` holds a message without `role` and `content`", where=where)
-    return value
 
 
 def _names(record: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}`" for name in record) or "no fields"
 
 
+def _infinite(value: Any) -> bool:
+    """Whether it is NaN or an infinity, which Python's JSON knows and nobody can grade against."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def _kind(value: Any) -> str:
     if value in ("", []) or (isinstance(value, str) and not value.strip()):
         return "empty"
+    if _infinite(value):
+        return str(value)
     kinds = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
     return kinds.get(type(value), "a number")

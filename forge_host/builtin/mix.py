@@ -21,7 +21,7 @@ import attrs
 from attrs.validators import deep_iterable, gt, min_len, optional
 
 from forge_host.api import Prompt, UsageError, Use, field
-from forge_host.config.choose import DATA_FILES
+from forge_host.config.paths import data_reader
 
 
 @attrs.define(kw_only=True)
@@ -39,6 +39,7 @@ class Mix:
         default=None, help="prompts of an epoch; more than there are repeat", validator=optional(gt(0))
     )
     _datasets: list[Any] = attrs.field(init=False, factory=list)
+    _names: tuple[str, ...] = attrs.field(init=False, default=())
     _part: array[int] = attrs.field(init=False, factory=lambda: array("H"))
     _index: array[int] = attrs.field(init=False, factory=lambda: array("Q"))
 
@@ -59,6 +60,9 @@ class Mix:
                 raise UsageError(
                     f"part `{use.ref}` of dataset `mix` is streamed and has no length", fix="set streaming: false in it"
                 )
+        refs = tuple(part.ref for part in self.parts)
+        short = tuple(Path(ref).name if data_reader(ref) else ref for ref in refs)
+        self._names = short if len({*short}) == len({*refs}) else refs
         weights = self.weights or (1.0,) * len(self.parts)
         self._part, self._index = schedule([len(d) for d in self._datasets], weights, self.count)
 
@@ -70,8 +74,7 @@ class Mix:
             raise IndexError(index)
         part, place = self._part[index], self._index[index]
         prompt: Prompt = self._datasets[part][place]
-        name = self.parts[part].ref
-        metadata = {"category": name, **prompt.metadata}
+        metadata = {"category": self._names[part], **prompt.metadata}
         return attrs.evolve(prompt, id=f"{part}:{prompt.id}", metadata=metadata)
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -100,5 +103,5 @@ def schedule(sizes: Sequence[int], weights: Sequence[float], count: int | None) 
 
 def data_use(part: Use) -> Use:
     """A component, or the one that reads a data file."""
-    name = DATA_FILES.get(Path(part.ref).suffix.lower())
+    name = data_reader(part.ref)
     return part if name is None else Use(name, {"path": part.ref, **part.config})

@@ -24,7 +24,7 @@ def turn(item: Any, where: str, name: str) -> dict[str, Any]:
     """
     role = item.get("role", item.get("from")) if isinstance(item, dict) else None
     content = item.get("content", item.get("value")) if isinstance(item, dict) else None
-    if role not in ROLES or (content is None and not item.get("tool_calls")):
+    if not isinstance(role, str) or role not in ROLES or (content is None and not item.get("tool_calls")):
         known = ", ".join(ROLES)
         raise UsageError(
             f"field `{name}` holds a message that has no role ({known}) with `content` or `value`", where=where

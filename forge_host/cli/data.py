@@ -70,6 +70,7 @@ def show(setup: Setup, num: int, count: int, grade: bool, as_json: bool) -> None
         "size": len(dataset) if hasattr(dataset, "__len__") else None,
         "counted": len(tokens),
         "left_out": left_out,
+        "budget": _budget(resolved),
         "tokens": _spread(tokens),
         "trained_tokens": _spread(trained) if trained else None,
         "examples": [attrs.asdict(item) for item in shown],
@@ -83,6 +84,21 @@ def show(setup: Setup, num: int, count: int, grade: bool, as_json: bool) -> None
         print_json(report)
     else:
         _print(report, shown)
+
+
+def _budget(resolved: Resolved) -> str:
+    """Most tokens of a prompt or example, in words."""
+    config, plan = resolved.config, resolved.plan
+    limit = config.dataset.max_prompt_tokens
+    if plan.offline:
+        return f"{config.training.seq_len} (training.seq_len)" + (
+            f", or the prompt than {limit} (dataset.max_prompt_tokens)" if limit is not None else ""
+        )
+    from forge_host.loop.prompts import prompt_budget
+
+    budget, response = prompt_budget(config, plan), plan.sampling.max_tokens
+    why = f"training.seq_len {config.training.seq_len} less {response} for the response"
+    return f"{budget} ({'dataset.max_prompt_tokens' if budget == limit else why})"
 
 
 def _graded(resolved: Resolved, setup: Setup, prompts: Iterable[Prompt]) -> dict[str, Any]:
@@ -168,7 +184,7 @@ def _print(report: dict[str, Any], shown: Sequence[Shown]) -> None:
     print(f"\ndataset {report['dataset']}, {'streamed' if size is None else f'{size} prompts'}")
     print(
         f"tokens of the first {report['counted']}: min {tokens['min']}, mean {tokens['mean']:.1f}, "
-        f"max {tokens['max']}, total {tokens['total']}; {report['left_out']} left out as too long"
+        f"max {tokens['max']}, total {tokens['total']}; {report['left_out']} left out as longer than {report['budget']}"
     )
     for reason, those in (report["targets"] or {}).items():
         if those["count"]:

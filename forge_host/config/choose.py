@@ -9,14 +9,13 @@ against torch-free attrs classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
 from forge_host.config.canonical import ROLES, SERVICE_KEYS
 from forge_host.config.merge import overlay
-from forge_host.config.paths import find_path
+from forge_host.config.paths import COMPRESSED, DATA_FILES, data_reader, find_path
 from forge_host.config.plan import Part
 from forge_host.config.schema import DatasetConfig, TrainingConfig
 from forge_host.config.sections import Reader, fields_of, names_plugin, to_plain
@@ -42,8 +41,6 @@ GENERAL_CLASSES: dict[str, type] = {
     "training": TrainingConfig,
 }  # fmt: skip
 Items = Mapping[str, Item]
-#: Which component reads a file, by its suffix.
-DATA_FILES = {".jsonl": "jsonl", ".json": "hf", ".parquet": "hf"}
 
 
 def algorithm(reader: Reader, item: Item | None, default: str, top: Items) -> tuple[Part, AlgorithmParts]:
@@ -144,21 +141,30 @@ def dataset(reader: Reader, items: Items, default: str, key: str = "dataset") ->
 def _dataset_entry(reader: Reader, path: Item, key: str) -> tuple[Any, dict[str, Any]]:
     """A component by name, or the component that reads the file, folder or hub name."""
     text, where = str(path.value), path.source.where
-    suffix = Path(text).suffix.lower()
-    found = find_path(text, path.source)
-    if suffix in DATA_FILES or text[:1] in "./~" and ".py:" not in text:
+    name, found = data_reader(text), find_path(text, path.source)
+    if name or text[:1] in "./~" and ".py:" not in text:
         if found is None:
             raise UsageError(f"dataset {text} does not exist", where=where, fix=f"check {key}.path")
-        name = DATA_FILES.get(suffix, "hf") if found.is_file() else "hf"
-        return _reader_of(reader, name, text, where), {"path": str(found)}
+        if found.is_file() and name is None:
+            raise _unknown_file(text, where)
+        return _reader_of(reader, name if name and found.is_file() else "hf", text, where), {"path": str(found)}
     try:
         return reader.find("dataset", path, f"{key}.path"), {}
     except PluginError:
         if found is not None and found.is_dir():
             return _reader_of(reader, "hf", text, where), {"path": str(found)}
+        if found is not None:
+            raise _unknown_file(text, where) from None
         if text.count("/") == 1 and not names_plugin(reader.host, "dataset", text):
             return _reader_of(reader, "hf", text, where), {"path": text}
         raise
+
+
+def _unknown_file(text: str, where: str) -> UsageError:
+    return UsageError(
+        f"dataset {text} is a file of a kind that nothing reads", where=where,
+        fix=f"known are {', '.join(DATA_FILES)}, each also with {COMPRESSED}",
+    )  # fmt: skip
 
 
 def _reader_of(reader: Reader, name: str, text: str, where: str) -> Any:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from forge_host.config.source import Source
+from forge_host.config.source import Item, Source
 
+#: Which dataset component reads a file, by its suffix.
+DATA_FILES = {".jsonl": "jsonl", ".json": "hf", ".parquet": "hf", ".csv": "hf"}
+COMPRESSED = ".gz"
 _FILE_REF = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)\Z")
 
 
@@ -25,6 +28,31 @@ def find_path(text: str, source: Source | None) -> Path | None:
         if candidate.exists():
             return candidate.absolute()
     return None
+
+
+def data_reader(text: str) -> str | None:
+    """The component that reads a data file of this name, None when the name is not one of a data file."""
+    name = Path(text.lower())
+    if name.suffix == COMPRESSED:
+        return "hf" if name.with_suffix("").suffix in DATA_FILES else None
+    return DATA_FILES.get(name.suffix)
+
+
+def located(item: Item, every: bool) -> Item:
+    """The tree with its paths absolute where they exist: `every` text, or only those that can be nothing but a path
+    (`./x`, `../x`, `~/x`, `./file.py:Name`, a data file)."""
+    value = item.value
+    if isinstance(value, dict):
+        return Item({name: located(child, every) for name, child in value.items()}, item.source)
+    if isinstance(value, list):
+        return Item([located(child, every) for child in value], item.source)
+    if not isinstance(value, str):
+        return item
+    if every or value.startswith(("./", "../", "~/")) or data_reader(value):
+        found = find_path(value, item.source)
+        if found is not None:
+            return Item(str(found), item.source)
+    return Item(absolute_ref(value, item.source), item.source)
 
 
 def absolute_ref(ref: str, source: Source | None) -> str:

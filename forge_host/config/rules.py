@@ -157,6 +157,16 @@ def colocation(plan: Plan) -> Iterable[Finding]:
             yield Finding("error", f"services.{role}.colocate_with is {other}", f"name another role: {others}")
 
 
+def reward_weights(plan: Plan) -> Iterable[Finding]:
+    """A mean needs weights to divide by; those of an environment are 1."""
+    weights = [weight for _, weight in plan.rewards] + [1.0] * (plan.environment is not None)
+    if weights and sum(weights) <= 0 and plan.config.reward.mode == "mean":
+        yield Finding(
+            "error", f"the weights of the rewards add up to {sum(weights):g}, and reward.mode is mean",
+            "give one a weight above 0, or set reward.mode to sum",
+        )  # fmt: skip
+
+
 def unused_reference(plan: Plan) -> Iterable[Finding]:
     if plan.config.services["ref_model"] == ServiceConfig():
         return
@@ -174,7 +184,7 @@ def unused_reference(plan: Plan) -> Iterable[Finding]:
 
 checks: list[Check] = [
     group_baseline, unfiltered_sampling, response_fits, trainer_processes, policy_age, correction_bounds, colocation,
-    unused_reference, *RL_CHECKS,
+    reward_weights, unused_reference, *RL_CHECKS,
 ]  # fmt: skip
 
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from forge_host.config.paths import absolute_ref
+from forge_host.config.paths import absolute_ref, located
 from forge_host.config.plan import Part
 from forge_host.config.schema import RunConfig
 from forge_host.config.source import DEFAULT, Item, Source, walk
 from forge_host.errors import PluginError, UsageError
 from forge_host.plugins.building import load_target
 from forge_host.plugins.coerce import FieldError, coerce, dotted
-from forge_host.plugins.fields import settable
+from forge_host.plugins.fields import field_types, holds_components, settable
 from forge_host.plugins.structure import structure
 from forge_host.plugins.suggest import did_you_mean, listing
 from forge_host.types import Kind, Use
@@ -146,6 +146,7 @@ class Reader:
         hold, for suggestions. Keys of a plain class or function are checked against its signature.
         """
         cls = self.host.config_class(entry)
+        items = {name: _located(cls, name, item) for name, item in items.items()}
         values: dict[str, Any] = {**(given or {}), **{name: item.plain for name, item in items.items()}}
         needs = {*entry.spec.needs, *(_named(entry) & {"ref_logprobs", "old_logprobs"})}
         token_level = False
@@ -170,6 +171,16 @@ class Reader:
         self.defaults(key, {name: value for name, value in values.items() if name not in (given or {})})
         takes = _named(entry, optional=entry.kind == "advantage")
         return attrs.evolve(part_of(entry, values, needs), takes=takes, token_level=token_level)
+
+
+def _located(cls: type | None, name: str, item: Item) -> Item:
+    """A component's key with relative paths made absolute where the field names files or components of its own."""
+    attribute = settable(cls).get(name) if cls is not None else None
+    if cls is None or attribute is None:
+        return item
+    if attribute.metadata.get("file"):
+        return located(item, every=True)
+    return located(item, every=False) if holds_components(field_types(cls)[attribute.name]) else item
 
 
 def names_plugin(host: PluginHost, kind: Kind, ref: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import attrs
 
 PART = re.compile(r"reward/([^/]+)/std\Z")
+GATE = re.compile(r"reward/([^/]+)/passed/mean\Z")
 
 
 @attrs.define
@@ -27,9 +28,20 @@ class ConstantRewards:
 
     after: int
     _seen: dict[str, tuple[float, int]] = attrs.Factory(dict)
+    _closed: dict[str, int] = attrs.Factory(dict)
 
     def __call__(self, metrics: Mapping[str, float]) -> Iterator[str]:
-        """A sentence for every reward that has been constant for exactly `after` steps now."""
+        """A sentence for every reward that has been constant, or every gate closed, for exactly `after` steps now."""
+        gates = {match.group(1): metrics[key] for key in metrics if (match := GATE.match(key))}
+        self._closed = {name: self._closed.get(name, 0) + 1 for name, passed in gates.items() if passed == 0}
+        for name, steps in self._closed.items():
+            if steps == self.after and self.after:
+                yield (
+                    f"gate `{name}` was closed for every response of the last {steps} steps, so no other reward was "
+                    "asked; check it, or lower its gate"
+                )
+        if self._closed:
+            return  # the others are 0 because nobody asked them
         for key, deviation in metrics.items():
             found = PART.match(key)
             if found is None:

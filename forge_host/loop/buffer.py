@@ -18,6 +18,9 @@ import attrs
 from forge_host.errors import RunError
 from forge_host.types import Group
 
+#: Why a group is rejected whose prompt every reward returned None for, mostly because it has no target.
+NOT_GRADABLE = "no reward can grade the prompt"
+
 
 @attrs.define(eq=False)
 class Ticket:
@@ -100,10 +103,13 @@ class Buffer:
             self.rejected[reason] += 1
             self._in_a_row[reason] += 1
             if self._in_a_row.total() >= self.starve_after:
+                hopeless = set(self._in_a_row) == {NOT_GRADABLE}
                 starved = RunError(
                     f"starved: the last {self._in_a_row.total()} groups were all rejected "
                     f"({', '.join(f'{why}: {n}' for why, n in self._in_a_row.most_common(3))})",
-                    fix="make the task easier or harder, raise n_samples, or choose another sampler",
+                    fix="give the dataset a target_field; `forge-host data show CONFIG --grade` lists such prompts"
+                    if hopeless
+                    else "make the task easier or harder, raise n_samples, or choose another sampler",
                 )
                 await self.fail(starved)
             _wake(self._admitting)

@@ -280,6 +280,7 @@ class Controller:
             "pending": [attrs.asdict(prompt) for prompt in self.producer.pending.values()],
             "next_ticket": self._resume_ticket(),
             "ledger": self._ledger.position(),
+            "first_evaluation": self.first_evaluation,
         }
 
     def _resume_ticket(self) -> int:
@@ -298,6 +299,7 @@ class Controller:
         # Between two publishes the trainer is ahead of its published version; what generators get now is a newer one.
         self.version = state["version"] + (1 if self.step % self.config.training.sync_interval else 0)
         self.ledger = Ledger(self.directory.path / LEDGER, state.get("ledger", 0))
+        self.first_evaluation = state.get("first_evaluation", {})
         self.buffer.restore(self.version, self.step * self.config.training.batch_size, state["next_ticket"])
         if self.version:
             await self.sync.publish(self.version)

@@ -21,6 +21,7 @@ from forge_host.loop.lifecycle import Lifecycle, held_out
 from forge_host.loop.prompts import PromptEncoder, prompt_budget
 from forge_host.loop.roles import RoleStarter
 from forge_host.loop.rollout import Roller
+from forge_host.loop.scoring import prompt_text
 from forge_host.runtime.service import Service
 from forge_host.runtime.session import Session
 from forge_host.types import Group, Prompt, Verdict
@@ -35,6 +36,7 @@ class EvalRunner(Lifecycle):
     roller: Roller | None = None
     prompts: list[Prompt] = attrs.Factory(list)
     left_out: int = 0
+    not_gradable: list[str] = attrs.Factory(list)  #: ids of prompts that no reward gave a grade for
     metrics: dict[str, float] = attrs.Factory(dict)
     groups: list[Group] = attrs.Factory(list)
 
@@ -78,6 +80,12 @@ class EvalRunner(Lifecycle):
         for group in self.groups:
             self.directory.record(0, group, Verdict(False, "evaluation"))
         episodes = [episode for group in self.groups for episode in group.episodes]
+        self.not_gradable = [g.prompt.id for g in self.groups if not g.rewards and not any(e.error for e in g.episodes)]
+        if len(self.not_gradable) == len(self.groups):
+            raise RunError(
+                f"no reward can grade any of the {len(self.prompts)} prompts (the first is {self.not_gradable[0]})",
+                fix="give the dataset a target_field; `forge-host data show CONFIG --grade` lists such prompts",
+            )
         failed = [episode for episode in episodes if episode.error is not None]
         limit = self.config.reward.max_reward_errors
         if len(failed) > limit * len(episodes):
@@ -94,10 +102,11 @@ class EvalRunner(Lifecycle):
             "kind": "eval",
             "model": self.config.model,
             "left_out": self.left_out,
+            "not_gradable": sorted({*self.not_gradable}),
             "metrics": self.metrics,
             "samples": [
                 {
-                    "prompt": g.prompt.text if g.prompt.messages is None else g.prompt.messages[-1]["content"],
+                    "prompt": prompt_text(g.prompt),
                     "target": g.prompt.target,
                     "response": g.episodes[0].completion.text,
                     "reward": g.episodes[0].reward,

@@ -92,8 +92,8 @@ def summarise(groups: Sequence[Group], name: str, solved_at: float, ks: Sequence
     episodes = [e for g in groups for e in g.episodes]
     means = [statistics.fmean(g.rewards) for g in groups if g.rewards]
     out = {
-        f"{name}/mean": statistics.fmean(means) if means else 0.0,
-        f"{name}/ci95": Z95 * statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0,
+        **({f"{name}/mean": statistics.fmean(means)} if means else {}),  # nothing graded is not a 0
+        **({f"{name}/ci95": Z95 * statistics.stdev(means) / math.sqrt(len(means))} if len(means) > 1 else {}),
         f"{name}/error_rate": statistics.fmean(e.reward is None for e in episodes),
         f"{name}/length_mean": statistics.fmean(e.completion.num_sampled for e in episodes),
     }

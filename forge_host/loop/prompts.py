@@ -59,6 +59,11 @@ class PromptEncoder:
                 f"prompt {prompt.id} is a chat but the tokenizer in {self.model_path} has no chat template",
                 fix="use an instruct model or a dataset with plain text and dataset.chat: false",
             )
+        if messages[-1].get("role") == "assistant":
+            raise UsageError(
+                f"prompt {prompt.id} ends with the assistant's turn, so nothing is left to be answered",
+                fix="train on such conversations with `forge-host sft`, or leave their last turn out of the data",
+            )
         given: dict[str, Any] = {"tools": list(tools)} if tools else {}
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
 

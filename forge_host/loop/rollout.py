@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from forge_host.errors import RunError
+from forge_host.loop.buffer import NOT_GRADABLE
 from forge_host.loop.conversing import Talker
 from forge_host.loop.prompts import PromptEncoder
 from forge_host.runtime.handle import ActorDied, Unanswered
@@ -167,7 +168,8 @@ class Roller:
         group = Group(id=group_id, prompt=prompt, episodes=tuple(episodes))
         graded = [e for e in episodes if e.reward is not None]
         if not graded:
-            return group, Verdict(False, "no reward could be computed")
+            failed = any(e.error for e in episodes)
+            return group, Verdict(False, "no reward could be computed" if failed else NOT_GRADABLE)
         if len(graded) < 2 <= self.sampling.n:
             return group, Verdict(False, "fewer than two rewards could be computed")
         return group, self.sampler.verdict(group)

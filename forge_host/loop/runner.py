@@ -20,6 +20,7 @@ from forge_host.loop.prompts import PromptEncoder, prompt_budget
 from forge_host.loop.replay import Replay
 from forge_host.loop.roles import services_of, start_roles
 from forge_host.loop.rollout import Roller
+from forge_host.loop.scoring import prompt_text
 from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
 from forge_host.plugins.building import load_target
@@ -151,7 +152,7 @@ def _sample(before: Group, after: Group) -> dict[str, Any]:
     prompt = before.prompt
     first, last = before.episodes[0], after.episodes[0]
     return {
-        "prompt": prompt.text if prompt.messages is None else prompt.messages[-1]["content"],
+        "prompt": prompt_text(prompt),
         "target": prompt.target,
         "before": first.completion.text,
         "before_reward": first.reward,

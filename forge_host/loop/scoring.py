@@ -102,9 +102,11 @@ class Scorer:
             if isinstance(result, RewardResult) and result.value < self.gates[calls[i][0]]
         ]  # fmt: skip
         rest = [i for i in range(len(calls)) if i not in results]
-        if closed or any(isinstance(result, str) for result in results.values()):
-            # What is left out cannot change the outcome, and may be the expensive part (a judge, a sandbox).
+        failed = any(isinstance(result, str) for result in results.values())
+        if closed and not failed:
             results |= {i: RewardResult(0.0) for i in rest if i < len(self._rewards)}
+        if closed or failed:
+            # What is left out cannot change the outcome, and may be the expensive part (a judge, a sandbox).
             rest = [i for i in rest if i >= len(self._rewards)]
         return results | await graded(rest), closed
 
@@ -150,9 +152,8 @@ class Scorer:
 def reward_values(prompt: Prompt, completion: Completion, max_tokens: int) -> dict[str, Any]:
     """The values a reward may name; `prompt` is the text, or the last user message of a chat."""
     messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-    asked = [message for message in messages if message.get("role") == "user"] or messages
     values = {
-        "prompt": prompt.text if prompt.text is not None else _text(asked[-1].get("content")),
+        "prompt": prompt_text(prompt),
         "response": completion.text,
         "target": prompt.target,
         "messages": messages,
@@ -164,6 +165,15 @@ def reward_values(prompt: Prompt, completion: Completion, max_tokens: int) -> di
     }
     assert values.keys() == set(REWARD_ARGUMENTS)
     return values
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """The prompt's text, or that of its chat's last user message (of the last message when there is none)."""
+    if prompt.text is not None:
+        return prompt.text
+    messages = prompt.messages or ({},)
+    asked = [message for message in messages if message.get("role") == "user"] or messages
+    return _text(asked[-1].get("content"))
 
 
 def as_result(result: Any) -> RewardResult | None:
@@ -196,7 +206,8 @@ def _in_thread(call: CallByName, values: Mapping[str, Any]) -> asyncio.Future[An
         if error is None:
             future.set_result(result)
         elif isinstance(error, (StopIteration, SystemExit)):  # a future takes neither
-            future.set_exception(RuntimeError(f"{type(error).__name__} {error}"))
+            raised = RuntimeError(f"{type(error).__name__} {error}")
+            future.set_exception(raised.with_traceback(error.__traceback__))
         else:
             future.set_exception(error)
 

@@ -142,8 +142,9 @@ class SftController:
             return None
         run = self.run_of
         path = await checkpoint.save(
-            run.directory.path, {"step": self.step, "stream": self._state}, run.lock.dumps(), self.trainer.save.call,
-            run.config.checkpoint.keep,
+            run.directory.path,
+            {"step": self.step, "stream": self._state, "first_evaluation": self.first_evaluation},
+            run.lock.dumps(), self.trainer.save.call, run.config.checkpoint.keep,
         )  # fmt: skip
         self._saved_at = self.step
         run.host.hooks.forge_checkpoint_saved(run=run.info, step=self.step, path=str(path))
@@ -155,6 +156,7 @@ class SftController:
         self.stream.load_state_dict(saved.state["stream"], "dataset" in self.run_of.allow)
         self._state = dict(saved.state["stream"])
         self.step = self._saved_at = saved.state["step"]
+        self.first_evaluation = saved.state.get("first_evaluation", {})
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -43,6 +43,13 @@ def settable(cls: type) -> dict[str, Any]:
     return {a.alias: a for a in attrs.fields(cls) if a.init}
 
 
+def holds_components(tp: Any) -> bool:
+    """Whether a field's type is `Use`, or a list, mapping or union with it."""
+    if isinstance(tp, type) and tp.__module__ == "forge_host.types" and tp.__name__ == "Use":
+        return True
+    return any(holds_components(inner) for inner in get_args(tp))
+
+
 def type_name(tp: Any) -> str:
     """A type in a table or message: `int`, `float or null`, `list[str]`, `[component, float]`, `'a' or 'b'`."""
     if tp is Any or tp is object or isinstance(tp, typing.TypeVar):
@@ -65,7 +72,7 @@ def type_name(tp: Any) -> str:
         return f"list[{type_name(args[0])}]" if args else "list"
     if issubclass(base, Mapping):
         return f"mapping[{type_name(args[0])}, {type_name(args[1])}]" if args else "mapping"
-    if base.__module__ == "forge_host.types" and base.__name__ == "Use":
+    if holds_components(base):
         return "component"
     return base.__name__
 

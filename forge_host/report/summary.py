@@ -92,6 +92,9 @@ def print_evaluation(summary: Mapping[str, Any], console: Console | None = None)
     console.print(table)
     if summary["left_out"]:
         console.print(f"{summary['left_out']} prompts were left out as too long")
+    if ungraded := summary["not_gradable"]:
+        more = ", ..." if len(ungraded) > 5 else ""
+        console.print(f"{len(ungraded)} prompts could not be graded: {escape(', '.join(ungraded[:5]))}{more}")
     for sample in summary["samples"]:
         console.print(f"[bold]{_short(sample['prompt'], 70)}[/bold] (target {_short(sample['target'] or 'none', 20)})")
         console.print(f"  {_short(sample['response'], 90)} ({_reward(sample['reward'])})")

@@ -78,6 +78,14 @@ BAD = {
         "c.yaml:4: `ref_model` stands at the top and under",
     ),
     "missing data": ("dataset: nothing.jsonl", "c.yaml:4: dataset nothing.jsonl does not exist"),
+    "data of an unknown kind": (
+        "dataset: ./c.yaml",
+        "c.yaml:4: dataset ./c.yaml is a file of a kind that nothing reads; known are .jsonl, .json, .parquet, .csv",
+    ),
+    "rewards that weigh nothing": (
+        "rewards: {math: 0}",
+        "the weights of the rewards add up to 0, and reward.mode is mean; give one a weight above 0",
+    ),
     "dataset selector empty": ("dataset: {path: ''}", "c.yaml:4: `dataset.path` is a name or path"),
     "evaluation key": (
         "evaluation: {dataset: {lowest: 1}}",

@@ -207,6 +207,27 @@ def test_relative_paths_are_found_beside_the_file_and_become_absolute(host, writ
     assert resolve(write(run.to_yaml(), "other/r.yaml"), host=host).config == run.config
 
 
+def test_files_named_inside_components_lie_beside_the_configuration(tmp_path, monkeypatch):
+    """Data files that a mix is made of, a judge's rubric: whatever the working directory is, then and when resumed."""
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl", "rubric.txt"):
+        (folder / name).write_text('{"prompt": "{response}"}\n')
+    (folder / "c.yaml").write_text(
+        "model: tiny\nlauncher: here\ntrackers: []\n"
+        "dataset: {path: mix, parts: [a.jsonl, {use: ./b.jsonl, limit: 1}]}\n"
+        "rewards:\n- math\n- {use: judge, url: 'http://127.0.0.1:9/v1', model: j, rubric_file: rubric.txt}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    host = PluginHost.load(("judge",), files=(str(FAKE_RL),), strict=True)
+    run = resolve(str(folder / "c.yaml"), host=host)
+    parts = run.plan.dataset.use.config["parts"]
+    assert parts == [{"use": str(folder / "a.jsonl")}, {"use": str(folder / "b.jsonl"), "limit": 1}]
+    assert run.plan.rewards[1][0].use.config["rubric_file"] == str(folder / "rubric.txt")
+    monkeypatch.chdir("/")
+    assert [p.metadata["category"] for p in host.build("dataset", run.plan.dataset.use)] == ["a.jsonl", "b.jsonl"]
+
+
 # --- choosing -------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -134,14 +135,19 @@ GOOD = {"prompt": "a", "target": "b"}
 @pytest.mark.parametrize(
     ("lines", "fields", "message"),
     [
-        ([GOOD, '{"prompt": "a",'], {}, r"d\.jsonl:2: line is not JSON \(.* at column \d+\)"),
+        ([GOOD, '{"prompt": "a",'], {}, r"d\.jsonl:2: line is not JSON \(.*, column \d+\); correct or remove the line"),
+        (['["a",'], {}, r"d\.jsonl:1: line is not JSON .*; write one whole JSON object on each line; .* named \.json"),
+        ([r'{"prompt": "\ud800?"}'], {}, r":1: line has the lone surrogate '\\ud800'.*; correct"),
+        (['{"prompt": "a", "target": ' + "9" * 5000 + "}"], {}, r":1: line has a number that is too long .*; correct"),
+        (['{"prompt": "a", "target": NaN}'], {}, r":1: field `target` is nan, not text or a number; .* target_field"),
+        ([{"prompt": [{"role": ["a"], "content": "b"}]}], {}, r":1: field `prompt` holds a message that has no role"),
         ([GOOD, "[1]"], {}, r"d\.jsonl:2: line is a list, not a JSON object"),
         ([GOOD, {"prompt": "c", "goal": 1}], {}, r":2: field `target` is missing; the line has `prompt`, `goal`"),
         ([GOOD], {"target_field": "answer"}, r"d\.jsonl:1: field `answer` is missing; the line has `prompt`, `target`"),
         ([{"text": "a"}], {}, r":1: no prompt field \(none of .*\); the line has `text`; set dataset\.prompt_field"),
         ([{"prompt": ""}], {}, r"field `prompt` is empty"),
         ([{"prompt": 5}], {}, r"field `prompt` is a number, not text or messages"),
-        ([{"prompt": [{"text": "a"}]}], {}, r"d\.jsonl:1: field `prompt` holds a message without `role`"),
+        ([{"prompt": [{"text": "a"}]}], {}, r"d\.jsonl:1: field `prompt` holds a message that has no role"),
         ([{"prompt": "a", "target": ["b"]}], {}, r"field `target` is a list"),
         ([], {}, r"dataset is empty: it has no prompts"),
         (["", " "], {}, r"dataset is empty"),
@@ -160,8 +166,31 @@ def test_jsonl_file_is_missing_or_binary(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         len(JsonLines(path=str(tmp_path / "none.jsonl")))
     (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(UsageError, match=r"b\.jsonl:2: line is not UTF-8"):
+    with pytest.raises(UsageError, match=r"b\.jsonl:2: line is not UTF-8 \(byte 13\); rewrite the file"):
         len(JsonLines(path=str(tmp_path / "b.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b'{"prompt": "a"}'), r"f\.jsonl: dataset file is compressed by gzip.*; name it \.jsonl\.gz"),
+        ('{"prompt": "a"}'.encode("utf-16"), r"f\.jsonl: dataset file is UTF-16 text, .*; rewrite it: iconv"),
+        (b"PK\x03\x04...", r"f\.jsonl: dataset file is a zip archive"),
+    ],
+)
+def test_jsonl_says_what_another_kind_of_file_is(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "f.jsonl").write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        len(JsonLines(path=str(tmp_path / "f.jsonl")))
+
+
+def test_jsonl_of_other_systems_and_sharegpt(tmp_path: Path) -> None:
+    lines = b'{"prompt": "\\ud83d\\ude00", "target": "b"}\r\n', b'{"prompt": "c", "target": 1}\r\n'
+    (tmp_path / "w.jsonl").write_bytes(b"\xef\xbb\xbf" + b"".join(lines))
+    assert [(p.text, p.target) for p in JsonLines(path=str(tmp_path / "w.jsonl"))] == [("\U0001f600", "b"), ("c", "1")]
+    chat = {"conversations": [{"from": "human", "value": "a"}], "answer": "b"}
+    (prompt,) = JsonLines(path=write(tmp_path / "s.jsonl", chat))
+    assert prompt.messages == ({"role": "user", "content": "a"},) and prompt.target == "b"
 
 
 @pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason="set FORGE_HOST_GSM8K to GSM8K's folder")

@@ -7,7 +7,7 @@ import pytest
 
 from forge_host.errors import RunError, UsageError
 from forge_host.loop.batch import Row, balance, make_batches, num_bins, rows_of, unpad
-from forge_host.loop.buffer import Buffer
+from forge_host.loop.buffer import NOT_GRADABLE, Buffer
 from forge_host.types import Completion, Episode, Group, Prompt
 
 
@@ -124,6 +124,11 @@ async def test_starvation_is_an_error_with_the_reason() -> None:
         await buffer.finish(await buffer.admit(), None, "all rewards equal")
     with pytest.raises(RunError, match=r"starved: the last 5 groups were all rejected \(all rewards equal: 5\)"):
         await buffer.take(2)
+    blind = Buffer(groups_per_version=2, max_policy_age=0, starve_after=5)
+    for _ in range(5):
+        await blind.finish(await blind.admit(), None, NOT_GRADABLE)
+    with pytest.raises(RunError, match=r"no reward can grade the prompt: 5\); give .* target_field; .*--grade"):
+        await blind.take(2)
 
 
 async def test_no_more_groups_are_admitted_than_the_run_needs() -> None:

@@ -113,5 +113,10 @@ def test_a_value_that_changes_between_steps_is_not_constant() -> None:
     constant = ConstantRewards(after=2)
     metrics = ({"reward/a/mean": float(i), "reward/a/std": 0.0} for i in range(9))
     assert not [sentence for step in metrics for sentence in constant(step)]
+    shut = ConstantRewards(after=2)
+    closed = dict.fromkeys(("g/passed/mean", "g/std", "g/mean", "b/std", "b/mean"), 0.0)
+    said = [list(shut({f"reward/{name}": value for name, value in closed.items()})) for _ in range(3)]
+    assert [len(sentences) for sentences in said] == [0, 1, 0]
+    assert said[1][0].startswith("gate `g` was closed for every response of the last 2 steps, so no other reward")
     never = ConstantRewards(after=0)
     assert not [s for _ in range(9) for s in never({"reward/a/mean": 0.0, "reward/a/std": 0.0})]

@@ -125,6 +125,7 @@ def test_a_stream_of_it_resumes_and_other_data_is_refused(tmp_path) -> None:
         ({"prompt_field": "q"}, r"dataset.prompt_field is `q`; the columns are `text`, `level`"),
         ({}, r"no prompt column .*; the columns are `text`, `level`; set dataset.prompt_field"),
         ({"split": "test"}, r'Unknown split "test".*set dataset.split'),
+        ({"split": "train[:x]"}, r"Unrecognized instruction format: .*; write dataset.split as in train"),
         ({"prompt_field": "level"}, r"column `level` is int, not text or messages"),
         ({"template": "x"}, r"template 'x' has no \{prompt\}"),
     ],
@@ -135,7 +136,27 @@ def test_wrong_columns_and_splits_are_named(tmp_path, options, message) -> None:
         list(opened(file, **options))
 
 
+def test_csv_and_compressed_files(tmp_path) -> None:
+    import gzip
+
+    (tmp_path / "a.csv").write_text("question,answer\n1+1?,2\n")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"question": "1+1?", "answer": "2"}\n'))
+    for name in ("a.csv", "a.jsonl.gz"):
+        assert [(p.text, p.target) for p in opened(tmp_path / name)] == [("1+1?", "2")]
+    (tmp_path / "a.txt").write_text("1+1?\n")
+    with pytest.raises(UsageError, match=r"a\.txt: the file is of a kind that nothing reads; known are \.parquet"):
+        opened(tmp_path / "a.txt")
+
+
 def test_damaged_and_empty_files(tmp_path) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.table({"question": pyarrow.array([], pyarrow.string())}), tmp_path / "columns.parquet")
+    (tmp_path / "header.csv").write_text("question,answer\n")
+    for name in ("columns.parquet", "header.csv"):
+        with pytest.raises(UsageError, match=f"{name}: dataset is empty: split train has no rows; name another"):
+            opened(tmp_path / name)
     (tmp_path / "bad.parquet").write_text("no parquet")
     with pytest.raises(UsageError, match="bad.parquet: "):
         opened(tmp_path / "bad.parquet")

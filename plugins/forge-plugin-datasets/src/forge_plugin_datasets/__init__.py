@@ -18,7 +18,7 @@ def forge_datasets(host: HostInfo) -> Iterable[ComponentSpec]:
         ComponentSpec(
             "hf",
             "forge_plugin_datasets.hf:open_dataset",
-            "a Hugging Face dataset: hub name, folder, .parquet or .json file",
+            "a Hugging Face dataset: hub name, folder, .parquet, .json or .csv file",
             config="forge_plugin_datasets.config:HuggingFace",
             requires=("datasets",),
         )

@@ -15,7 +15,7 @@ from forge_host.api import UsageError, field
 class HuggingFace:
     """What to load, and which of its columns are what. Known forms (GSM8K, MATH, chats, Alpaca) need no columns."""
 
-    path: str = field(help="hub name (owner/name), local folder, .parquet or .json file")
+    path: str = field(help="hub name (owner/name), local folder, .parquet, .json or .csv file")
     name: str | None = field(default=None, help="subset, as main of openai/gsm8k")
     split: str = field(default="train", help="split, or a slice of one: train[:95%]")
     revision: str | None = field(default=None, help="branch, tag or commit on the hub")

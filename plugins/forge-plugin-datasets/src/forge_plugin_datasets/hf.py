@@ -24,7 +24,7 @@ from forge_plugin_datasets.config import HuggingFace
 
 #: Subset of a hub dataset that has several, when none is named.
 SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}
-FILES = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
+FILES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 FINGERPRINT_ROWS = 64
 
 
@@ -85,7 +85,7 @@ def open_dataset(config: HuggingFace) -> Table | Stream:
     rows = _load(config)
     first: Mapping[str, Any] | None = next(iter(rows), None)
     if first is None:
-        raise UsageError(f"split {config.split} of the dataset is empty", where=config.path)
+        raise _empty(config)
     columns = Columns.find(config, first, config.path)
     dropped: dict[str, int] = {}
     if config.streaming:
@@ -138,7 +138,7 @@ def _load(config: HuggingFace) -> Any:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             return _saved(config, path)
         if path.is_file():
-            given: dict[str, Any] = {"path": FILES.get(path.suffix.lower(), "parquet"), "data_files": str(path)}
+            given: dict[str, Any] = {"path": _kind(path), "data_files": str(path)}
         else:
             given = {"path": str(path) if path.is_dir() else config.path, "name": name, "revision": config.revision}
         return datasets.load_dataset(**given, split=config.split, streaming=config.streaming)
@@ -150,11 +150,15 @@ def _load(config: HuggingFace) -> Any:
     except (ConnectionError, TimeoutError) as error:
         raise _unreachable(config, error) from error
     except (ValueError, FileNotFoundError, KeyError) as error:
+        if "corresponds to no data" in str(error):
+            raise _empty(config) from error
         # Unknown split or subset, damaged file: the library's own sentence says which there are.
         raise UsageError(_short(error), where=config.path, fix=_fix(str(error))) from error
     except OSError as error:
         raise _unreachable(config, error) from error
     except datasets.exceptions.DatasetGenerationError as error:
+        if _has_no_rows(path):
+            raise _empty(config) from error
         cause = error.__cause__ or error
         raise UsageError(
             f"the data cannot be read ({_short(cause)})", where=config.path, fix="download or write it again"
@@ -175,6 +179,33 @@ def _saved(config: HuggingFace, path: Path) -> Any:
     return found.to_iterable_dataset() if config.streaming else found
 
 
+def _kind(path: Path) -> str:
+    """The library's reader of a file, by its suffix; it reads compressed ones as well."""
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix not in FILES:
+        raise UsageError(
+            "the file is of a kind that nothing reads", where=str(path), fix=f"known are {', '.join(FILES)}"
+        )
+    return FILES[suffix]
+
+
+def _has_no_rows(path: Path) -> bool:
+    """Whether it is a Parquet file of columns only, over which the library stumbles."""
+    import pyarrow
+    from pyarrow.parquet import read_metadata
+
+    try:
+        return bool(read_metadata(path).num_rows == 0)
+    except (OSError, pyarrow.ArrowException):
+        return False
+
+
+def _empty(config: HuggingFace) -> UsageError:
+    return UsageError(
+        f"dataset is empty: split {config.split} has no rows", where=config.path, fix="name another file or split"
+    )
+
+
 def _unreachable(config: HuggingFace, error: BaseException) -> RunError:
     return RunError(
         f"dataset `{config.path}` is not in the local cache and the hub cannot be reached ({_short(error)})",
@@ -183,10 +214,12 @@ def _unreachable(config: HuggingFace, error: BaseException) -> RunError:
     )
 
 
-def _fix(message: str) -> str | None:
+def _fix(message: str) -> str:
     if "BuilderConfig" in message or "Config name is missing" in message:
         return "set dataset.name"
-    return "set dataset.split" if "split" in message.lower() else None
+    if "instruction" in message:
+        return "write dataset.split as in train, train[:90%] or train[100:200]"
+    return "set dataset.split" if "split" in message.lower() else "check the file and dataset.path"
 
 
 def _short(error: BaseException) -> str:

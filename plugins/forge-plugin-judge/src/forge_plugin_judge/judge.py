@@ -52,6 +52,7 @@ class JudgeReward(RemoteReward):
     model: str = field(help="the model's name, as the server knows it", validator=min_len(1))
     rubric_file: str | None = field(
         default=None,
+        file=True,
         help="text file with {response} and, if wanted, {prompt}, {target}, {min}, {max}; None: a general one",
     )
     score_min: float = field(default=0.0, help="score that becomes 0")
@@ -161,7 +162,10 @@ def rubric(file: str | None) -> str:
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"rubric_file {file} cannot be read ({error})", where="reward `judge`") from None
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise UsageError(
+            f"rubric_file {file} cannot be read ({why})", where="reward `judge`", fix="correct rubric_file"
+        ) from None
     if "{response}" not in text:
         raise UsageError(
             f"rubric_file {file} has no {{response}}", where="reward `judge`", fix="put it where the reply goes"

@@ -31,7 +31,7 @@ ANSWERED_FIELDS = ("response", "completion", "output", "answer", "solution", "ta
 class Chats(JsonLines):
     """Conversations of a JSON Lines file; every prompt holds the whole one, its last assistant turn included."""
 
-    path: str = field(alias="file", help="the .jsonl file")
+    path: str = field(alias="file", help="the .jsonl file", file=True)
 
     def _detect(self, record: Mapping[str, Any], number: int) -> str:
         for name in (*MESSAGES_FIELDS, *ASKED_FIELDS):
