@@ -22,12 +22,18 @@ def turn(item: Any, where: str, name: str) -> dict[str, Any]:
     Raises:
         UsageError: it has no role or no content; the message names `where` and the field `name`.
     """
-    role = item.get("role", item.get("from")) if isinstance(item, dict) else None
-    content = item.get("content", item.get("value")) if isinstance(item, dict) else None
-    if not isinstance(role, str) or role not in ROLES or (content is None and not item.get("tool_calls")):
-        known = ", ".join(ROLES)
+    message = item if isinstance(item, dict) else {}
+    role = message.get("role", message.get("from"))
+    content = message.get("content", message.get("value"))
+    if not isinstance(role, str) or role not in ROLES:
         raise UsageError(
-            f"field `{name}` holds a message that has no role ({known}) with `content` or `value`", where=where
-        )
+            f"field `{name}` holds a message with the role {role!r:.40}", where=where,
+            fix=f"give each message a `role` (or `from`): {', '.join(ROLES)}",
+        )  # fmt: skip
+    if content is None and not message.get("tool_calls"):
+        raise UsageError(
+            f"field `{name}` holds a message of {role} without `content` (or `value`)", where=where,
+            fix="write one, or remove the message",
+        )  # fmt: skip
     kept = {key: value for key, value in item.items() if key not in ("role", "from", "content", "value")}
     return {"role": ROLES[role], "content": "" if content is None else content, **kept}

@@ -112,6 +112,7 @@ def _graded(resolved: Resolved, setup: Setup, prompts: Iterable[Prompt]) -> dict
     rewards = [(part.label, setup.host.build("reward", part.use), weight) for part, weight in plan.rewards]
     scorer = Scorer(rewards, mode=config.reward.mode, timeout_s=config.reward.timeout_s, gates=config.reward.gates)
     found: dict[str, list[str]] = {"accepted": [], "not gradable": [], "scored below 1": [], "failed": []}
+    why: dict[str, str] = {}
 
     async def grade_all() -> None:
         for prompt in prompts:
@@ -122,9 +123,12 @@ def _graded(resolved: Resolved, setup: Setup, prompts: Iterable[Prompt]) -> dict
             if episode.reward is None:
                 reason = "failed" if episode.error else "not gradable"
             found[reason].append(prompt.id)
+            why.setdefault(reason, episode.error or episode.note)
 
     asyncio.run(grade_all())
-    return {reason: {"count": len(ids), "first": ids[:10]} for reason, ids in found.items()}
+    return {
+        reason: {"count": len(ids), "first": ids[:10], "why": why.get(reason, "")} for reason, ids in found.items()
+    }
 
 
 def _items(resolved: Resolved, setup: Setup, dataset: Any) -> Iterator[Shown]:
@@ -189,6 +193,7 @@ def _print(report: dict[str, Any], shown: Sequence[Shown]) -> None:
     for reason, those in (report["targets"] or {}).items():
         if those["count"]:
             listed = "" if reason == "accepted" else f": {', '.join(those['first'])}"
+            listed += f" ({those['why']})" if listed and those["why"] else ""
             print(f"targets {reason}: {those['count']}{listed}")
     if any(report["dropped"].values()):
         print("left out by the dataset: " + ", ".join(f"{n} {reason}" for reason, n in report["dropped"].items() if n))

@@ -121,7 +121,7 @@ class Dialogue:
         if not self._has_template():
             return list(tokenizer(_joined(new), add_special_tokens=False)["input_ids"])
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": REPLY}]
-        text = str(tokenizer.apply_chat_template([*before, *new], tokenize=False, add_generation_prompt=True))
+        text = self.encode.written([*before, *new], self.prompt.id, add_generation_prompt=True)
         if text.count(REPLY) != 1:
             raise UsageError(
                 f"the chat template of {self.encode.model_path} does not write a reply as it is, so that turns cannot "

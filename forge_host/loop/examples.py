@@ -84,7 +84,8 @@ class ExampleEncoder:
         return [*given, *answer], [False] * len(given) + [True] * len(answer)
 
     def _chat(self, prompt: Prompt, turns: Messages) -> list[tuple[list[int], list[bool]]]:
-        said = [i for i, turn in enumerate(turns) if turn["role"] == "assistant" and turn.get("weight", 1) != 0]
+        # A turn that opens the conversation answers nothing: it is context.
+        said = [i for i, t in enumerate(turns) if i and t["role"] == "assistant" and t.get("weight", 1) != 0]
         if not said:
             raise nothing_to_train_on(prompt)
         spans = {i: self._span(prompt, turns[: i + 1]) for i in said}
@@ -95,13 +96,20 @@ class ExampleEncoder:
 
     def _span(self, prompt: Prompt, turns: Messages) -> tuple[str, int, int]:
         """The conversation up to an assistant turn as text, and where in it that turn begins and ends."""
-        before = self.tokenizer.apply_chat_template(list(turns[:-1]), tokenize=False, add_generation_prompt=True)
-        text = str(self.tokenizer.apply_chat_template(list(turns), tokenize=False))
+        before = self.prompts.written(turns[:-1], prompt.id, add_generation_prompt=True)
+        text = self.prompts.written(turns, prompt.id)
         if not text.startswith(before):
             raise UsageError(
                 f"the chat template of {self.prompts.model_path} does not write an assistant turn as its generation "
                 f"prompt begins it (example {prompt.id})",
                 fix="use a template whose assistant turns begin with what add_generation_prompt adds",
+            )
+        calls = [str(call.get("function", call).get("name")) for call in turns[-1].get("tool_calls") or ()]
+        if any(name not in text[len(before) :] for name in calls):
+            raise UsageError(
+                f"the chat template of {self.prompts.model_path} does not write tool calls (example {prompt.id}), so "
+                "nothing would be learned of them",
+                fix="use a model whose template has them, or write the calls into the content",
             )
         # White space after the end-of-turn token belongs to the template; nothing generates it.
         return text, len(before), max(len(text.rstrip()), len(before))
@@ -158,8 +166,13 @@ def _are_messages(value: Sequence[Any]) -> bool:
 
 def nothing_to_train_on(prompt: Prompt) -> UsageError:
     has = ", ".join(f"`{name}`" for name in prompt.metadata) or "none"
+    useless = next((name for name in RESPONSE_FIELDS if name in prompt.metadata), None)
+    why = (
+        f"its `{useless}` is {prompt.metadata[useless]!r:.60}, not text or messages"
+        if useless
+        else f"and none of {', '.join(RESPONSE_FIELDS)} among its other fields ({has})"
+    )
     return UsageError(
-        f"example {prompt.id} has no response to train on: no assistant message, no target, and none of "
-        f"{', '.join(RESPONSE_FIELDS)} among its other fields ({has})",
+        f"example {prompt.id} has no response to train on: no assistant message that answers, no target, {why}",
         fix="name the field with the response, as dataset.target_field",
     )

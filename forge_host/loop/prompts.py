@@ -65,7 +65,23 @@ class PromptEncoder:
                 fix="train on such conversations with `forge-host sft`, or leave their last turn out of the data",
             )
         given: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
+        return self.written(messages, prompt.id, add_generation_prompt=True, **given)
+
+    def written(self, messages: Sequence[Mapping[str, Any]], id: str, **options: Any) -> str:
+        """The messages as the chat template writes them; `options` are the template's.
+
+        Raises:
+            UsageError: the template refuses them, as many do for a system message or two turns of the same role.
+        """
+        try:
+            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+        except Exception as error:  # the model's own program: it may raise whatever it likes
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise UsageError(
+                f"the chat template of {self.model_path} cannot write {id} with the roles {roles} "
+                f"({type(error).__name__}: {error})",
+                fix="change the conversation, give each content as text, or leave out dataset.system",
+            ) from error
 
     def __call__(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         # A chat template writes its own special tokens; plain text gets the tokenizer's.

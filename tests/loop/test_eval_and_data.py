@@ -65,7 +65,7 @@ def test_data_show_grades_the_targets(show, tmp_path) -> None:
     code, out, err = show("--grade", "--json", dataset=data, rewards=["math"])
     assert code == 0, err
     targets = json.loads(out)["targets"]
-    assert targets["not gradable"] == {"count": 2, "first": ["t.jsonl:2", "t.jsonl:3"]}
+    assert targets["not gradable"] == {"count": 2, "first": ["t.jsonl:2", "t.jsonl:3"], "why": ""}
     assert targets["scored below 1"]["count"] + targets["accepted"]["count"] == 1
     code, out, _ = show("--grade", "-n", "0", dataset=data, rewards=["math"])
     assert code == 0 and "targets not gradable: 2: t.jsonl:2, t.jsonl:3" in out

@@ -108,6 +108,28 @@ def test_a_template_without_generation_prompt_is_refused(characters) -> None:
         encoder(characters(MISMATCHED))(chat("ab", "cd"))
 
 
+def test_what_a_template_cannot_write_is_said_by_name(characters) -> None:
+    strict = encoder(characters("{{ raise_exception('Roles must alternate') }}"))
+    with pytest.raises(UsageError, match=r"cannot write c with the roles user \(TemplateError: Roles must alternate\)"):
+        strict(chat("2", "4"))
+    with pytest.raises(UsageError, match="cannot write c with the roles user .* give each content as text"):
+        strict.prompts(chat("2"))
+    encode = encoder(characters(CHATML))
+    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+    with pytest.raises(UsageError, match=r"does not write tool calls \(example c\)"):
+        encode(chat("2", "", tool_calls=[call]))
+    with pytest.raises(UsageError, match="prompt c ends with the assistant's turn, so nothing is left to be answered"):
+        encode.prompts(chat("2", "4"))
+
+
+def test_a_turn_that_opens_the_conversation_is_context(characters) -> None:
+    opened = Prompt(id="o", messages=({"role": "assistant", "content": "Hello"}, *chat("2", "4").messages))
+    encode = encoder(characters(CHATML))
+    assert trained(encode, encode(opened)[0]) == ["4<end>"]
+    with pytest.raises(UsageError, match="no assistant message that answers, no target, its `response` is 5, not text"):
+        encode(Prompt(id="n", text="2", metadata={"response": 5}))
+
+
 def test_a_chat_needs_a_template_and_plain_text_ends_with_the_end(characters) -> None:
     encode = encoder(characters(None))
     with pytest.raises(UsageError, match="has no chat template"):

@@ -237,6 +237,7 @@ ENDLESS = {
         "out of time",
     ),
     "stops itself": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "out of time"),
+    "kills itself without a name": ("import os; os.kill(os.getpid(), 40)", "killed by signal 40"),
     "leaves its session": ("import os\ntry: os.setsid()\nexcept OSError: pass\nwhile True: pass", "out of time"),
     "a thread stays": (
         "import threading, time; threading.Thread(target=time.sleep, args=(10**6,)).start(); print('contained')",

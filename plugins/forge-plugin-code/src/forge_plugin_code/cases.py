@@ -54,7 +54,7 @@ def _from_target(target: str | None) -> Mapping[str, Any]:
         return {}
     try:
         data = json.loads(target)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {"test": target} if _can_fail(target) else {}
     if isinstance(data, list):
         return {"tests": data}
@@ -182,7 +182,7 @@ def _maybe_json(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return value
     return value
 
@@ -191,7 +191,7 @@ def _value(text: Any) -> Any:
     """The value of a text that is JSON."""
     try:
         return json.loads(text) if isinstance(text, str) else text
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

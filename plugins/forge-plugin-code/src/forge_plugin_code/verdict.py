@@ -99,6 +99,13 @@ def _outcome(sandbox: Sandbox, deadline: float) -> dict[str, Any]:
     return event
 
 
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
+
+
 def _failure(event: dict[str, Any]) -> str:
     """Why a run is no success; empty if it ended by itself with status 0."""
     status = event["status"]
@@ -107,6 +114,6 @@ def _failure(event: dict[str, Any]) -> str:
             event["why"], event["why"]
         )
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
+        return f"killed by {_signal(-status)}"
     last = event["errors"].strip().splitlines()[-1:] or [""]
     return f"exit status {status}: {last[0][:200]}" if status else ""
