@@ -71,7 +71,8 @@ CLASSES = (
     Moved("Completion (text, token_ids, logprobs, metadata)", "forge_host.api:Completion", "import",
           "also the prompt's tokens, the policy version of every token, the reason it ended"),
     Moved("ForgeActor, options, as_actor, as_service, launch, shutdown", "forge_host.api:ForgeActor", "import"),
-    Moved("service.method.route, .fanout, sessions", "forge_host.runtime.service:Service", "import"),
+    Moved("service.method.route, .fanout, call_all, session(), get_metrics_summary",
+          "forge_host.runtime.service:Service", "import", "`health_check` and `restart` too"),
     Moved("trainer.train_step(inputs, targets) -> float", "forge_host.api:Trainer", "import",
           "the batch keeps its form; `targets` also have generator_logprobs"),
 )  # fmt: skip

@@ -18,6 +18,6 @@ def page() -> str:
         if name in reference_names():
             curve = f"Its expected curve: {load_reference(name).runs}; `--check` compares a run with it."
         else:
-            curve = "It has no expected curve yet."
+            curve = "It has no expected curve, and `--check` says so."
         out.append(f"## {name}\n\n{curve}\n\n```yaml\n{text}\n```\n")
     return "\n".join(out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,7 +27,7 @@ from forge_host.loop.stream import PromptStream
 from forge_host.plugins.building import load_target
 from forge_host.plugins.calling import CallByName
 from forge_host.runtime.session import Session
-from forge_host.types import Group
+from forge_host.types import Group, StepReport
 
 NUM_PROBES = 3
 
@@ -139,6 +140,7 @@ class Runner(Lifecycle):
             "steps": len(history),
             "episodes": self.controller.ledger.totals() if self.controller and self.controller.ledger else {},
             "evaluation_first": self.controller.first_evaluation if self.controller else {},
+            "evaluation_last": _newest_evaluation(history),
             "policy_version": history[-1].policy_version if history else 0,
             "rewards": rewards,
             "reward_first": sum(rewards[:edge]) / edge if edge else None,
@@ -146,6 +148,13 @@ class Runner(Lifecycle):
             "weight_syncs_verified": history[-1].metrics["sync/verified"] if history else 0.0,
             "samples": [_sample(*pair) for pair in zip(before, after, strict=True)] if after else [],
         }
+
+
+def _newest_evaluation(history: Sequence[StepReport]) -> dict[str, float]:
+    for report in reversed(history):
+        if "eval/mean" in report.metrics or "eval/greedy/mean" in report.metrics:
+            return {name: value for name, value in report.metrics.items() if name.startswith("eval/")}
+    return {}
 
 
 def _sample(before: Group, after: Group) -> dict[str, Any]:

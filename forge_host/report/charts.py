@@ -171,9 +171,11 @@ def unmeasured(run: Run) -> list[str]:
     wanted = {
         "policy/kl": f"KL to the reference: measured with {run.algorithm_key('beta')} above 0",
         "policy/entropy": "Entropy: measured with training.entropy_coef above 0",
-        "eval/mean": "Reward on held-out prompts: measured with evaluation.interval above 0",
     }
-    return [text for name, text in wanted.items() if not run.series(name, finite=False)[1]]
+    absent = [text for name, text in wanted.items() if not run.series(name, finite=False)[1]]
+    if not run.evaluation("eval/mean")[1] and not run.evaluation("eval/greedy/mean")[1]:
+        absent.append("Reward on held-out prompts: measured with evaluation.interval above 0")
+    return absent
 
 
 def _flat(runs: Sequence[Run], spec: Spec) -> dict[str, float]:

@@ -13,9 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from forge_host.report.findings import findings
 from forge_host.report.live import text_curve
+from forge_host.report.rundata import load_run
 
 CURVE_HEIGHT = 12  # lines
+MAX_FINDINGS = 3
 
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:
@@ -34,6 +37,7 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
             f"mean reward: first {edge} steps {summary['reward_first']:.3f}, last {edge} steps "
             f"[bold]{summary['reward_last']:.3f}[/bold] ({summary['reward_last'] - summary['reward_first']:+.3f})"
         )
+    _print_held_out(summary, console)
     if summary["train_s"] is not None:
         console.print(
             f"{summary['steps']} steps in {summary['train_s']:.0f} s, start-up {summary['startup_s']:.0f} s, "
@@ -43,9 +47,18 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
         console.print(samples_table(summary["samples"]))
     _print_places(summary, console)
     if summary["status"] == "done":
-        console.print("next: forge-host run quickstart --set dataset.high=30    a harder task")
-        console.print("      forge-host new my-reward --kind reward             your own reward")
-        console.print("      forge-host components list                         everything there is")
+        wrong = f'forge-host rollouts {escape(summary["directory"])} --where "reward<1"'
+        console.print(f"next: {wrong}    what it still gets wrong", soft_wrap=True)
+        console.print("      forge-host new my-reward --kind reward    your own reward")
+        console.print("      forge-host components list    everything there is")
+
+
+def _print_held_out(summary: Mapping[str, Any], console: Console) -> None:
+    first, last = summary.get("evaluation_first") or {}, summary.get("evaluation_last") or {}
+    for name, what in (("eval/mean", "reward on held-out prompts"), ("eval/greedy/mean", "the same, greedy")):
+        if name in last:
+            before = f"{first[name]:.3f} before, " if name in first else ""
+            console.print(f"{what}: {before}[bold]{last[name]:.3f}[/bold] after")
 
 
 def _print_sft(summary: Mapping[str, Any], console: Console) -> None:
@@ -72,6 +85,11 @@ def _print_sft(summary: Mapping[str, Any], console: Console) -> None:
 
 
 def _print_places(summary: Mapping[str, Any], console: Console) -> None:
+    found = [f for f in findings(load_run(summary["directory"])) if f.level in ("bad", "warning")]
+    for finding in found[:MAX_FINDINGS]:
+        console.print(f"[bold]{finding.level}[/bold]: {escape(f'{finding.title}: {finding.evidence}')}", soft_wrap=True)
+    if len(found) > MAX_FINDINGS:
+        console.print(f"and {len(found) - MAX_FINDINGS} more in the report")
     console.print(f"run directory: {escape(summary['directory'])}", soft_wrap=True)
     if "model" in summary:
         console.print(f"trained model: {escape(summary['model'])} (Hugging Face format)", soft_wrap=True)

@@ -27,6 +27,8 @@ import attrs
 from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint
 
 from forge_host.config.schema import ServiceConfig
+from forge_host.errors import UsageError
+from forge_host.plugins.suggest import did_you_mean, listing
 from forge_host.runtime.hosts import identity
 from forge_host.types import Use
 
@@ -81,7 +83,21 @@ class ForgeActor(Actor):
 
     @classmethod
     def options(cls, **options: Any) -> Launch:
-        """Choose processes: procs, hosts, with_gpus, num_replicas, mesh_name, colocate_with, router, ..."""
+        """Choose processes: procs, hosts, with_gpus, num_replicas, mesh_name, colocate_with, router, ...
+
+        Every key of `services.ROLE` in a configuration (`ServiceConfig`). `colocate_with` names a running actor or
+        service by its `mesh_name`, or by its class's name in lower case.
+
+        Raises:
+            UsageError: an option that there is none of.
+        """
+        known = attrs.fields_dict(ServiceConfig)
+        for name in options:
+            if name not in known:
+                raise UsageError(
+                    f"{cls.__name__}.options has no `{name}`",
+                    fix=did_you_mean(name, known) or f"there are {listing(known)}",
+                )
         if isinstance(options.get("router"), str):
             options["router"] = Use(options["router"])
         defaults = {

@@ -71,7 +71,11 @@ class ActorHandle:
     def __getattr__(self, name: str) -> Call:
         if name.startswith("_"):
             raise AttributeError(name)
-        call = Call(self, name, getattr(self._actor, name))
+        try:
+            endpoint = getattr(self._actor, name)
+        except AttributeError:
+            raise AttributeError(f"{self.mesh} has no endpoint `{name}`") from None
+        call = Call(self, name, endpoint)
         self.__dict__[name] = call
         return call
 

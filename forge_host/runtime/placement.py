@@ -104,8 +104,8 @@ def _fits(services: Mapping[str, ServiceConfig], hosts: Sequence[Host]) -> bool:
 
 def _assign(services: Mapping[str, ServiceConfig], hosts: Sequence[Host]) -> dict[str, Place]:
     for role, service in services.items():
-        _check_hosts(role, service, len(hosts))
-    hungry = {r: s for r, s in services.items() if _wants(s, hosts) and s.colocate_with is None}
+        check_hosts(role, service, len(hosts))
+    hungry = {r: s for r, s in services.items() if wants(s, hosts) and s.colocate_with is None}
     free: Free = [list(range(len(host.gpus))) for host in hosts]
     places: dict[str, Place] = {}
     _reserve(hungry, free, hosts)
@@ -113,24 +113,25 @@ def _assign(services: Mapping[str, ServiceConfig], hosts: Sequence[Host]) -> dic
     # The roles that may also do without come last, so that they take what is left.
     order = sorted(hungry.items(), key=lambda item: (item[0] not in firm, item[0] != "trainer", item[0]))
     for role, service in order:
-        spots = _take(service, free) if service.gpus is None else _take(service, _only(service.gpus, hosts))
+        spots = take(service, free) if service.gpus is None else take(service, _only(service.gpus, hosts))
         shares = None
         if spots is None and role in firm:
-            raise DoesNotFit(_too_many(firm, hosts), fix="ask for fewer")
+            raise DoesNotFit(too_many(firm, hosts), fix="ask for fewer")
         if spots is None and "trainer" in places:
-            spots, shares = _take(service, _pool(places["trainer"], hosts)), "trainer"
+            spots, shares = take(service, _pool(places["trainer"], hosts)), "trainer"
         if spots is not None:
             places[role] = Place(role, "cuda", spots, shares)
     for role, service in services.items():
         if service.colocate_with is not None:
-            _colocate(role, service, services, places, hosts)
+            colocate(role, service, services, places, hosts)
     load = [0] * len(hosts)
     for role in sorted(set(services) - set(places), key=lambda role: (role != "trainer", role == "reward", role)):
-        _on_cpu(role, services, places, load, set())
+        on_cpu(role, services, places, load, set())
     return {role: places[role] for role in services}
 
 
-def _check_hosts(role: str, service: ServiceConfig, there: int) -> None:
+def check_hosts(role: str, service: ServiceConfig, there: int) -> None:
+    """Raises UsageError: more hosts than there are, or processes that cannot be divided over them."""
     asked = service.hosts or 1
     if asked > there:
         raise DoesNotFit(
@@ -179,7 +180,7 @@ def _pool(place: Place, hosts: Sequence[Host]) -> Free:
     return [sorted(gpu for h, gpu in place.devices if h == host) for host in range(len(hosts))]
 
 
-def _take(service: ServiceConfig, free: Free) -> tuple[Spot, ...] | None:
+def take(service: ServiceConfig, free: Free) -> tuple[Spot, ...] | None:
     """Spots for every replica, taken out of `free`; None, and `free` as it was, when they do not fit."""
     left = [list(ids) for ids in free]
     spots = []
@@ -204,10 +205,11 @@ def _spot(service: ServiceConfig, free: Free) -> Spot | None:
     return None
 
 
-def _colocate(
+def colocate(
     role: str, service: ServiceConfig, services: Mapping[str, ServiceConfig], places: dict[str, Place],
     hosts: Sequence[Host],
 ) -> None:  # fmt: skip
+    """Add the GPUs that a role shares to `places`, which has those of roles on GPUs only; nothing when on the CPU."""
     other = str(service.colocate_with)
     if other not in services or services[other].colocate_with is not None:
         own = [name for name, s in services.items() if name != role and s.colocate_with is None]
@@ -226,7 +228,7 @@ def _colocate(
                 fix=f"set services.{role}.with_gpus: null",
             )
         return
-    spots = _take(service, _pool(places[other], hosts))
+    spots = take(service, _pool(places[other], hosts))
     if spots is None:
         raise UsageError(
             f"{role} needs {_count(service)} GPUs but shares the {len(places[other].devices)} of {other}",
@@ -235,7 +237,7 @@ def _colocate(
     places[role] = Place(role, "cuda", spots, other)
 
 
-def _on_cpu(
+def on_cpu(
     role: str, services: Mapping[str, ServiceConfig], places: dict[str, Place], load: list[int], seen: set[str]
 ) -> None:
     """Each replica on the hosts with the fewest processes, or where the role it is colocated with is."""
@@ -244,7 +246,7 @@ def _on_cpu(
         return
     other = service.colocate_with
     if other is not None and other not in seen:
-        _on_cpu(other, services, places, load, seen | {role})
+        on_cpu(other, services, places, load, seen | {role})
     spots = []
     for replica in range(service.num_replicas):
         count = service.hosts or 1
@@ -260,7 +262,8 @@ def _on_cpu(
     places[role] = Place(role, "cpu", tuple(spots), other)
 
 
-def _wants(service: ServiceConfig, hosts: Sequence[Host]) -> bool:
+def wants(service: ServiceConfig, hosts: Sequence[Host]) -> bool:
+    """Whether it takes GPUs where it can."""
     if service.gpus is not None:
         return True
     return bool(service.with_gpus) or (service.with_gpus is None and any(host.gpus for host in hosts))
@@ -270,7 +273,8 @@ def _count(service: ServiceConfig) -> int:
     return service.procs * service.num_replicas
 
 
-def _too_many(firm: Mapping[str, ServiceConfig], hosts: Sequence[Host]) -> str:
+def too_many(firm: Mapping[str, ServiceConfig], hosts: Sequence[Host]) -> str:
+    """The arithmetic of what does not fit."""
     asked = sum(map(_count, firm.values()))
     sums = ", ".join(f"{r} {s.procs} x {s.num_replicas}" for r, s in sorted(firm.items()))
     there = sum(len(host.gpus) for host in hosts)

@@ -3,8 +3,8 @@
     generator = await Generator.options(num_replicas=2).as_service(config, context)
     completions = await generator.generate.route(prompt_ids, params)    # one replica
     await generator.update_weights.fanout(receipt)                      # every replica
-    async with generator.session() as replica:                          # one replica for a conversation
-        await replica.generate.route(prompt_ids, params)
+    async with generator.session():                                     # one replica for a conversation
+        await generator.generate.route(prompt_ids, params)
     await generator.generate.route(prompt_ids, params, session="x")     # for routers that keep a session together
 
 Which replica takes a request is its router's choice (`forge_host.runtime.routers`) among those with a free place.
@@ -19,6 +19,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import attrs
@@ -30,10 +31,9 @@ from forge_host.errors import RunError
 from forge_host.runtime.handle import ActorDied, ActorHandle, DeadlineExceeded, Unanswered
 from forge_host.runtime.loads import Loads
 from forge_host.runtime.routers import LeastLoaded
+from forge_host.runtime.service_call import ANY, ServiceCall, SessionView
 
 log = structlog.get_logger()
-#: A request of which a router knows nothing.
-ANY = Request("")
 
 
 @attrs.define(eq=False)
@@ -44,6 +44,8 @@ class Replica:
     handle: ActorHandle
     healthy: bool = True
     in_flight: int = 0
+    served: int = 0
+    busy_s: float = 0.0
     waiting: deque[asyncio.Future[None]] = attrs.Factory(deque)  #: requests that want this very replica
 
 
@@ -67,11 +69,25 @@ class Service:
         self._loads: Loads[Replica] = Loads(config.max_concurrent_requests)
         self._queue: deque[asyncio.Future[None]] = deque()
         self._restarting: set[asyncio.Task[None]] = set()
-        self._served, self._busy_s, self._began, self._waiting = 0, 0.0, time.monotonic(), 0
+        self._began, self._waiting = time.monotonic(), 0
+        self._asked = 0  #: restarts that the caller asked for
+        self._pinned: ContextVar[Replica | None] = ContextVar("replica", default=None)
+        self.closed = False
 
     async def start(self) -> None:
-        """Start every replica at once; the first failure but a death, which `max_restarts` forgive, is raised."""
-        handles = await asyncio.gather(*(self._first(i) for i in range(self.config.num_replicas)))
+        """Start every replica at once; the first failure but a death, which `max_restarts` forgive, is raised.
+
+        The others' processes are stopped then.
+        """
+        starting = [asyncio.ensure_future(self._first(i)) for i in range(self.config.num_replicas)]
+        try:
+            handles = await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            found = await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(h.shutdown(timeout_s=2.0) for h in found if not isinstance(h, BaseException)))
+            raise
         self.replicas = [Replica(i, handle) for i, handle in enumerate(handles)]
         for replica in self.replicas:
             self._loads.add(replica)
@@ -177,9 +193,10 @@ class Service:
         task.add_done_callback(self._restarting.discard)
 
     def _count_restart(self, index: int, error: RunError) -> None:
-        if self.restarts >= self.config.max_restarts:
+        forced = self.restarts - self._asked
+        if forced >= self.config.max_restarts:
             self._failed = RunError(
-                f"{self.name} failed for good after {self.restarts} restarts: {error}",
+                f"{self.name} failed for good after {forced} restarts: {error}",
                 fix=f"raise services.{self.name}.max_restarts or see the logs",
             )
             raise self._failed
@@ -187,6 +204,20 @@ class Service:
         log.warning(
             "replica lost, restarting", service=self.name, replica=index, reason=str(error), restart=self.restarts
         )
+
+    async def restart(self, index: int | None = None) -> None:
+        """Start one replica again, or all of them one after the other; returns when it is up, and raises if it fails.
+
+        Its requests go to the others, or wait. This does not count towards `max_restarts`.
+        """
+        for replica in self.replicas if index is None else [self.replicas[index]]:
+            if replica.healthy:  # else it is being restarted already
+                self._asked += 1
+                await self.lost(replica, replica.handle, RunError("a restart was asked for"))
+            while not (replica.healthy or self._failed):
+                await asyncio.wait(self._restarting, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed:
+                raise self._failed
 
     async def _restart(self, replica: Replica) -> None:
         """Until it is up: a successor may die too, and costs another restart."""
@@ -218,26 +249,58 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[SessionView]:
-        """Pin one replica: its prefix cache stays warm over a conversation. It moves on if the replica dies."""
+        """Pin one replica: its prefix cache stays warm over a conversation. It moves on if the replica dies.
+
+        Inside, every `route` of this task and of those it starts goes to that replica; what `as` gives does wherever
+        it is called.
+        """
         replica = await self.acquire()
         self.release(replica)
-        yield SessionView(self, replica)
+        before = self._pinned.set(replica)
+        try:
+            yield SessionView(self, replica)
+        finally:
+            self._pinned.reset(before)
 
-    def count(self, seconds: float) -> None:
-        self._served += 1
-        self._busy_s += seconds
+    async def call_all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """`service.METHOD.fanout(...)` for a method known by name: every healthy replica's answer."""
+        return await ServiceCall(self, method).fanout(*args, **kwargs)
 
     def get_metrics(self) -> dict[str, float]:
-        """Requests served, per second, mean latency (s), queue depth, in flight, healthy replicas, restarts."""
+        """Requests served, per second, mean latency (s), queue depth, in flight, utilisation (share of the places for
+        requests that are taken), healthy replicas, restarts."""
         elapsed = max(time.monotonic() - self._began, 1e-9)
+        served = sum(r.served for r in self.replicas)
+        healthy, in_flight = sum(r.healthy for r in self.replicas), sum(r.in_flight for r in self.replicas)
         return {
-            "served": float(self._served),
-            "requests_per_s": self._served / elapsed,
-            "latency_s": self._busy_s / self._served if self._served else 0.0,
+            "served": float(served),
+            "requests_per_s": served / elapsed,
+            "latency_s": sum(r.busy_s for r in self.replicas) / served if served else 0.0,
             "waiting": float(self._waiting),
-            "in_flight": float(sum(r.in_flight for r in self.replicas)),
-            "healthy_replicas": float(sum(r.healthy for r in self.replicas)),
+            "in_flight": float(in_flight),
+            "utilisation": in_flight / (healthy * self.config.max_concurrent_requests) if healthy else 0.0,
+            "healthy_replicas": float(healthy),
             "restarts": float(self.restarts),
+        }
+
+    def get_metrics_summary(self) -> dict[str, Any]:
+        """`{"service": get_metrics(), "replicas": {0: {"mesh", "healthy", "served", ...}, ...}}`."""
+        elapsed, places = max(time.monotonic() - self._began, 1e-9), self.config.max_concurrent_requests
+        return {
+            "service": self.get_metrics(),
+            "replicas": {
+                r.index: {
+                    "mesh": r.handle.mesh,
+                    "healthy": r.healthy,
+                    "served": r.served,
+                    "requests_per_s": r.served / elapsed,
+                    "latency_s": r.busy_s / r.served if r.served else 0.0,
+                    "waiting": sum(not woken.done() for woken in r.waiting),
+                    "in_flight": r.in_flight,
+                    "utilisation": r.in_flight / places,
+                }
+                for r in self.replicas
+            },
         }
 
     async def health_check(self, timeout_s: float = 10.0) -> dict[int, bool]:
@@ -256,72 +319,12 @@ class Service:
 
     async def shutdown(self) -> None:
         """Stop every replica; what waits for one, and every later request, fails."""
+        self.closed = True
         self._failed = self._failed or RunError(f"the service {self.name} is shut down")
         self._wake_all()
         for task in self._restarting:
             task.cancel()
         await asyncio.gather(*(r.handle.shutdown() for r in self.replicas))
-
-
-@attrs.frozen(eq=False)
-class ServiceCall:
-    """One endpoint of a service."""
-
-    service: Service
-    name: str
-    pinned: Replica | None = None
-
-    async def route(self, *args: Any, timeout_s: float | None = None, session: str = "", **kwargs: Any) -> Any:
-        """Call one replica; if it dies, another. Remote errors other than death are raised as they are.
-
-        `session` names the conversation for the service's router; it is not passed on.
-        A replica that is silent for the whole `monarch.call_timeout` counts as dead, once per request: a second one
-        would mean that the request is what hangs. With a `timeout_s` of the caller's it is the caller's business.
-        """
-        service, hung = self.service, False
-        request = ANY if service._router is None else Request(self.name, args, session)
-        while True:
-            replica = await service.acquire(self.pinned, request)
-            handle, began = replica.handle, time.monotonic()
-            try:
-                return await getattr(handle, self.name).call_one(*args, timeout_s=timeout_s, **kwargs)
-            except ActorDied as error:
-                await service.lost(replica, handle, error)
-            except DeadlineExceeded as error:
-                if timeout_s is not None or hung:
-                    raise
-                hung = True
-                await service.lost(replica, handle, error)
-            finally:
-                service.count(time.monotonic() - began)
-                if replica.handle is handle:
-                    service.release(replica)
-
-    async def fanout(
-        self, *args: Any, timeout_s: float | None = None, replace_silent: bool = False, **kwargs: Any
-    ) -> list[Any]:
-        """Call every healthy replica; one that dies is replaced and left out of the answers.
-
-        Args:
-            replace_silent: one that does not answer in time is replaced too, instead of DeadlineExceeded.
-        """
-        gone = (ActorDied, DeadlineExceeded) if replace_silent else ActorDied
-
-        async def one(replica: Replica) -> Any:
-            handle = replica.handle
-            try:
-                return await getattr(handle, self.name).call_one(*args, timeout_s=timeout_s, **kwargs)
-            except gone as error:
-                await self.service.lost(replica, handle, error)
-                return _LOST
-
-        answers = await asyncio.gather(*(one(r) for r in self.service.replicas if r.healthy))
-        return [a for a in answers if a is not _LOST]
-
-    call_all = fanout
-
-
-_LOST = object()
 
 
 def _wake_one(queue: deque[asyncio.Future[None]]) -> bool:
@@ -332,16 +335,3 @@ def _wake_one(queue: deque[asyncio.Future[None]]) -> bool:
             woken.set_result(None)
             return True
     return False
-
-
-@attrs.frozen(eq=False)
-class SessionView:
-    """A service seen through one replica; its calls have only `route`."""
-
-    service: Service
-    replica: Replica
-
-    def __getattr__(self, name: str) -> ServiceCall:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return ServiceCall(self.service, name, self.replica)

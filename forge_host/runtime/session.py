@@ -9,21 +9,24 @@ Outside `async with`, `current_session()` makes one for this host, so `await MyA
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 import monarch.actor
 import structlog
 
 from forge_host.api import Launcher, Router
 from forge_host.config.schema import MonarchConfig, ServiceConfig
-from forge_host.errors import RunError, UsageError
+from forge_host.errors import UsageError
 from forge_host.runtime.actor import ForgeActor
 from forge_host.runtime.cluster import Cluster
 from forge_host.runtime.handle import ActorHandle, process_name
+from forge_host.runtime.holding import Hold, beside
 from forge_host.runtime.launch import LocalLauncher
-from forge_host.runtime.placement import Place, Spot
+from forge_host.runtime.placement import Place
 from forge_host.runtime.process import bootstrap, rank_environment
 from forge_host.runtime.routers import builtin_router
 from forge_host.runtime.service import Service
@@ -57,6 +60,7 @@ class Session:
         self.cluster: Cluster | None = None
         self.monarch = monarch or MonarchConfig()
         self._handles: list[ActorHandle] = []
+        self._held: dict[str, Hold] = {}  # of what was started without a place, by role
         self._counter = itertools.count()
 
     async def __aenter__(self) -> Session:
@@ -117,16 +121,25 @@ class Session:
     ) -> ActorHandle:
         """Spawn one replica's processes, construct the actor in each, and wait for `setup`.
 
+        Without `place` it gets one beside what runs already, as `config` asks.
+
         Raises:
+            UsageError: what `config` asks for is not there, or held by others.
             ForgeError: the actor's own, from its constructor or `setup`.
             RunError: a process died or was not ready within `monarch.startup_timeout`.
         """
         cluster = await self.open()
         role = role or config.mesh_name or cls.__name__.lower()
+        if place is None:
+            with self._hold(role, attrs.evolve(config, num_replicas=1), cluster) as hold:
+                hold.owner = await self.start_actor(
+                    cls, config, args, kwargs, role=role, place=hold.place, environment=environment
+                )
+                return hold.owner
         mesh = f"{config.mesh_name or role}-{replica}" + (f"-r{restart}" if restart else "")
         if role != (config.mesh_name or role) or mesh in (h.mesh for h in self._handles):
             mesh = f"{mesh}-{next(self._counter)}"
-        spot = place.spots[replica] if place is not None else _spot(role, config, len(cluster.hosts))
+        spot = place.spots[replica]
         procs = 1 if getattr(cls, "single_process", False) else config.procs
         if procs < len(spot.hosts):
             raise UsageError(
@@ -138,10 +151,9 @@ class Session:
 
         def variables(rank: int) -> dict[str, str]:
             env = rank_environment(rank, procs, per_host, master, dict(environment or {}))
-            if place is not None:
-                gpus = cluster.gpu_names(spot, rank // per_host)
-                visible = gpus if procs == 1 else gpus[rank % per_host :][:1]
-                env |= {"CUDA_VISIBLE_DEVICES": ",".join(visible), "LOCAL_RANK": "0"}
+            gpus = cluster.gpu_names(spot, rank // per_host)
+            visible = gpus if procs == 1 else gpus[rank % per_host :][:1]
+            env |= {"CUDA_VISIBLE_DEVICES": ",".join(visible), "LOCAL_RANK": "0"}
             if spot.cores:
                 threads = int(env.get("OMP_NUM_THREADS") or len(spot.cores))
                 env["OMP_NUM_THREADS"] = str(min(threads, max(1, len(spot.cores) // per_host)))
@@ -162,7 +174,7 @@ class Session:
         self._handles = [h for h in self._handles if not h.closed] + [handle]
         try:
             await handle.start(*_deadline(role, config, self.monarch))
-        except RunError:
+        except BaseException:  # cancelled too, when another replica of its service cannot start
             await handle.shutdown(timeout_s=2.0)
             raise
         log.info("processes started", mesh=mesh, for_role=role, ranks=handle.ranks)
@@ -180,7 +192,17 @@ class Session:
         environment: Mapping[str, str] | None = None,
         router: Router | None = None,
     ) -> Service:
-        """Start `config.num_replicas` replicas behind one service; without `router`, `config.router` is a built-in."""
+        """Start `config.num_replicas` replicas behind one service; without `router`, `config.router` is a built-in.
+
+        Without `place` they get one beside what runs already, as `config` asks.
+        """
+        role = role or config.mesh_name or cls.__name__.lower()
+        if place is None:
+            with self._hold(role, config, await self.open()) as hold:
+                hold.owner = await self.start_service(
+                    cls, config, args, kwargs, role=role, place=hold.place, environment=environment, router=router
+                )
+                return hold.owner
 
         async def start(replica: int, restart: int) -> ActorHandle:
             return await self.start_actor(
@@ -196,9 +218,21 @@ class Session:
             )
 
         router = router or builtin_router(config.router)
-        service = Service(role or config.mesh_name or cls.__name__.lower(), config, start, router)
+        service = Service(role, config, start, router)
         await service.start()
         return service
+
+    @contextlib.contextmanager
+    def _hold(self, role: str, config: ServiceConfig, cluster: Cluster) -> Iterator[Hold]:
+        """Devices for what starts inside, which becomes the hold's owner; given back when that fails or is closed."""
+        self._held = {name: hold for name, hold in self._held.items() if hold.live}
+        name = role if role not in self._held else f"{role}-{next(self._counter)}"
+        hold = self._held[name] = Hold(config, beside(name, config, cluster.hosts, self._held))
+        try:
+            yield hold
+        finally:
+            if hold.owner is None:
+                del self._held[name]
 
 
 def current_session() -> Session:
@@ -208,21 +242,6 @@ def current_session() -> Session:
         _patch_fault_hook()
         _current = Session()
     return _current
-
-
-def _spot(role: str, config: ServiceConfig, hosts: int) -> Spot:
-    """Where an actor goes that nobody placed: the first hosts.
-
-    Raises:
-        UsageError: there are not so many, or its processes cannot be divided over them.
-    """
-    wanted = config.hosts or 1
-    if wanted > hosts or config.procs % wanted:
-        raise UsageError(
-            f"{role}: {config.procs} processes cannot be divided over {wanted} of {hosts} hosts",
-            fix="lower `hosts`, or set `procs` to a multiple of it",
-        )
-    return Spot(tuple(range(wanted)))
 
 
 def _deadline(role: str, config: ServiceConfig, monarch: MonarchConfig) -> tuple[float, str]:

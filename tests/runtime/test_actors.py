@@ -72,14 +72,19 @@ async def test_actor_answers_logs_and_leaves_no_process(tmp_path) -> None:
 
 
 async def test_errors_name_role_and_call(tmp_path) -> None:
-    async with Session(log_dir=str(tmp_path)):
+    async with Session(log_dir=str(tmp_path)) as session:
         handle = await Echo.as_actor()
         with pytest.raises(RunError, match=r"echo-0: `fail` failed: KeyError: 'lost'"):
             await handle.fail.call_one()
         with pytest.raises(DeadlineExceeded, match=r"echo-0 did not answer `wait` within 0.2 s"):
             await handle.wait.call_one(30, timeout_s=0.2)
         with pytest.raises(UsageError, match="Echo: no such greeting; say hi"):
-            await Echo.as_actor("refuse")
+            await Echo.options(num_replicas=2).as_service("refuse")
+        assert session.handles == [handle], "what could not be set up is stopped"
+        with pytest.raises(UsageError, match="colocate_with names 'other', which does not run; .*running: `echo`"):
+            await Echo.options(colocate_with="other").as_actor()
+        with pytest.raises(AttributeError, match="echo-0 has no endpoint `sya`"):
+            _ = handle.sya
         assert (await handle.say.call_one("again"))[0] == "hi again"
 
 
@@ -117,6 +122,17 @@ async def test_service_reroutes_and_restarts(tmp_path) -> None:
         assert {a[1] for a in await service.say.fanout("x")}.isdisjoint({victims[0]})
         async with service.session() as one:
             assert len({(await one.say.route("x"))[1] for _ in range(3)}) == 1
+        await asyncio.gather(*(service.wait.route(0.1) for _ in range(3)))  # unequal loads
+        async with service.session():
+            pinned = {(await service.say.route("x"))[1] for _ in range(4)}
+            assert len(pinned) == 1
+        before = {a[1] for a in await service.call_all("say", "x")}
+        await service.restart(1)
+        assert len(before & {a[1] for a in await service.say.fanout("x")}) == 1
+        assert service.get_metrics()["restarts"] == 2
+        summary = service.get_metrics_summary()
+        assert summary["replicas"][1]["mesh"] == "echo-1-r2" and summary["service"]["served"] > 10
+        assert summary["service"]["served"] == sum(r["served"] for r in summary["replicas"].values())
         await service.shutdown()
         with pytest.raises(RunError):
             await service.say.route("x")
@@ -129,12 +145,14 @@ async def test_service_bounds_what_is_in_flight() -> None:
         tasks = [asyncio.create_task(service.wait.route(0.3)) for _ in range(6)]
         await asyncio.sleep(0.1)
         metrics = service.get_metrics()
-        assert metrics["in_flight"] == 2 and metrics["waiting"] == 4
+        assert metrics["in_flight"] == 2 and metrics["waiting"] == 4 and metrics["utilisation"] == 1.0
         await asyncio.gather(*tasks)
         assert time.monotonic() - began >= 0.85
         assert await service.health_check() == {0: True}
 
 
 def test_options_are_the_seeds() -> None:
+    with pytest.raises(UsageError, match="Echo.options has no `num_replica`; did you mean `num_replicas`"):
+        Echo.options(num_replica=2)
     launch = Echo.options(procs=3, hosts=1, with_gpus=True, num_replicas=2, mesh_name="m")
     assert launch.config == ServiceConfig(procs=3, hosts=1, with_gpus=True, num_replicas=2, mesh_name="m")

@@ -7,6 +7,7 @@ import pytest
 
 from forge_host.config.schema import ServiceConfig as S
 from forge_host.errors import UsageError
+from forge_host.runtime.holding import Hold, beside
 from forge_host.runtime.hosts import Host, parse_cpu_list, promised, this_machine
 from forge_host.runtime.placement import Place, Spot, place
 
@@ -219,3 +220,38 @@ def test_bad_combinations(generator: S, words: str) -> None:
 def test_gpus_cannot_be_shared_with_a_role_on_the_cpu() -> None:
     asked = {"trainer": S(with_gpus=False), "generator": S(with_gpus=True, colocate_with="trainer")}
     assert "trainer, which has none" in refusal(asked, machine(2))
+
+
+# --- one after the other, without a plan ------------------------------------------------------------------------------
+
+
+def test_a_newcomer_gets_what_nobody_holds() -> None:
+    hosts, held = machine(4), dict[str, Hold]()
+    for role, service in {
+        "trainer": S(procs=2, with_gpus=True), "generator": S(gpus=(3,)), "judge": S(colocate_with="trainer"),
+        "ref_model": S(), "late": S(), "reward": S(with_gpus=False),
+    }.items():  # fmt: skip
+        held[role] = Hold(service, beside(role, service, hosts, held))
+    assert {role: sorted(hold.place.devices) for role, hold in held.items()} == {
+        "trainer": [(0, 0), (0, 1)], "generator": [(0, 3)], "judge": [(0, 0)], "ref_model": [(0, 2)], "late": [],
+        "reward": [],
+    }  # fmt: skip
+    asked = "5 GPUs asked for (extra 1 x 1, generator 1 x 1, ref_model 1 x 1, trainer 2 x 1), 4 there; shut one of"
+    for service, said in (
+        (S(with_gpus=True), f"Insufficient GPU resources: {asked}"),
+        (S(gpus=(2,)), "extra names GPU 2, which ref_model holds; share it with colocate_with='ref_model'"),
+        (S(gpus=(4,)), "extra names GPU 4, and a host has 4"),
+        (S(colocate_with="nobody"), "extra: colocate_with names 'nobody', which does not run; start it first"),
+        (S(colocate_with="late", with_gpus=True), "shares the devices of late, which has none"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            beside("extra", service, hosts, held)
+
+
+def test_newcomers_on_the_cpu_spread_over_hosts() -> None:
+    hosts, held = machine(count=2), dict[str, Hold]()
+    for role, service in {"a": S(), "b": S(num_replicas=2), "c": S(colocate_with="a")}.items():
+        held[role] = Hold(service, beside(role, service, hosts, held))
+    assert [[spot.hosts for spot in hold.place.spots] for hold in held.values()] == [[(0,)], [(1,), (0,)], [(0,)]]
+    with pytest.raises(UsageError, match="hosts is 3 and the launcher has 2 hosts"):
+        beside("d", S(hosts=3, procs=3), hosts, held)
