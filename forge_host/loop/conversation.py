@@ -25,6 +25,7 @@ from forge_host.loop.failures import describe_failure
 from forge_host.types import Completion, Episode, Prompt
 
 MAX_TURNS = 1000  # replies of one conversation; beyond it the environment is in a loop without end
+MAX_EMPTY = 20  # replies in a row for which no token was left
 #: Stands in an episode for the tokens of the whole conversation, which the controller has.
 WHOLE = "the whole conversation"
 
@@ -55,7 +56,7 @@ class Conversation:
         self._said: list[Mapping[str, Any]] = []  # messages so far, replies included
         self._asks: asyncio.Queue[Ask] = asyncio.Queue()
         self._replies: asyncio.Queue[tuple[Completion, int]] = asyncio.Queue()
-        self._turns, self._left, self._waiting = 0, left, False
+        self._turns, self._empty, self._left, self._waiting = 0, 0, left, False
 
     @property
     def left(self) -> int:
@@ -73,15 +74,17 @@ class Conversation:
             raise UsageError("`generate` was called while its last reply was awaited", fix="await one reply at a time")
         new = self._new(messages)
         self._turns += 1
-        if self._turns > MAX_TURNS:
+        if self._turns > MAX_TURNS or self._empty > MAX_EMPTY:
+            what = f"{MAX_EMPTY} replies after the last token" if self._empty else f"{MAX_TURNS} replies"
             raise UsageError(
-                f"the environment asked for more than {MAX_TURNS} replies in one conversation",
+                f"the environment asked for more than {what} in one conversation",
                 fix="end it when a reply's finish_reason is length, or after a number of turns",
             )
         self._asks.put_nowait(Ask(new=new, stop=tuple(stop), max_tokens=max_tokens, tools=tuple(tools)))
         self._waiting = True
         completion, self._left = await self._replies.get()
         self._waiting = False
+        self._empty = 0 if completion.token_ids else self._empty + 1
         self._said = [*map(dict, messages), {"role": "assistant", "content": completion.text}]
         return completion
 
@@ -93,6 +96,11 @@ class Conversation:
         note: str = "",
         metadata: Mapping[str, Any] | None = None,
     ) -> Episode:
+        if not self._turns:
+            raise UsageError(
+                "the environment gave an episode before it asked for a reply",
+                fix="await generate(messages) first, or give no episode",
+            )
         for name, value in {"reward": reward, **(parts or {})}.items():
             if value is not None and (not isinstance(value, Real) or not math.isfinite(value)):
                 raise UsageError(f"the environment's {name} is {value!r}, not a finite number")

@@ -205,7 +205,7 @@ class Call:
 
     def _died(self, reason: str, began: float, lines: str, rank: int | None = None) -> ActorDied:
         handle, waited = self._handle, time.monotonic() - began
-        handle.dead = reason
+        handle.dead = handle.dead or reason
         died = ActorDied(
             f"{handle.mesh} died during `{self._name}` ({reason}) after {waited:.1f} s of waiting "
             f"({handle.where(rank)}){lines}",

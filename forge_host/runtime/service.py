@@ -183,6 +183,7 @@ class Service:
             return
         replica.healthy = False
         self._loads.remove(replica)
+        handle.dead = handle.dead or str(error)
         handle.kill()  # one that hangs must not answer later
         try:
             self._count_restart(replica.index, error)

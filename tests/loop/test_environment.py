@@ -123,7 +123,12 @@ class Twice:
 
     async def rollout(self, prompt, generate):
         messages = [user(prompt.text)]
+        if self.wrong == "silent":
+            return generate.episode(reward=1.0)
         first = await generate(messages)
+        while self.wrong == "endless":
+            messages += [{"role": "assistant", "content": first.text}, user("again")]
+            first = await generate(messages)
         messages += [{"role": "assistant", "content": first.text}, user("again")]
         if self.wrong == "raises":
             raise ZeroDivisionError("no")
@@ -149,7 +154,8 @@ def converse(environment, *replies: str, timeout_s: float = 5.0) -> tuple[list[A
             if isinstance(step, Done):
                 break
             asks.append(step)
-            step = await rollouts.resume("r", Completion(text=text, token_ids=[1], logprobs=[0.0]), 9)
+            ids = [1] if text else []
+            step = await rollouts.resume("r", Completion(text=text, token_ids=ids, logprobs=[0.0] * len(ids)), 9)
         return asks, step
 
     return asyncio.run(main())
@@ -171,12 +177,14 @@ def test_new_messages_only_are_passed_on() -> None:
         ("nan", "reward is nan, not a finite number"),
         ("text", "gave str, not an Episode"),
         ("hangs", "took more than 0.2 s for one step"),
+        ("silent", "gave an episode before it asked for a reply; await generate"),
+        ("endless", "asked for more than 20 replies after the last token"),
     ],
 )
 def test_a_failure_is_an_error_and_no_score(wrong, message) -> None:
     import re
 
-    _, done = converse(Twice(wrong), "a", "b", timeout_s=0.2)
+    _, done = converse(Twice(wrong), *(["", ""] * 12 if wrong == "endless" else "ab"), timeout_s=0.2)
     assert not done.episodes and re.search(message, done.error), done.error
 
 
