@@ -122,7 +122,9 @@ class JsonLines:
         try:
             return Path(self.path).expanduser().open("rb")
         except OSError as error:
-            raise UsageError(f"dataset file cannot be read ({error.strerror})", where=self.path) from error
+            raise UsageError(
+                f"dataset file cannot be read ({error.strerror})", where=self.path, fix="check the path"
+            ) from error
 
     def _scan(self) -> _Index:
         """Reads the file once: checks each line, hashes the content, notes where the split's lines begin."""

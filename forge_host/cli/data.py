@@ -24,7 +24,9 @@ from forge_host.errors import UsageError
 
 if TYPE_CHECKING:
     from forge_host.config import Resolved
-    from forge_host.types import Prompt
+    from forge_host.types import Episode, Prompt
+
+GRADED_AT_ONCE = 16  # rewards may wait for a judge or a sandbox
 
 
 @click.group()
@@ -114,16 +116,20 @@ def _graded(resolved: Resolved, setup: Setup, prompts: Iterable[Prompt]) -> dict
     found: dict[str, list[str]] = {"accepted": [], "not gradable": [], "scored below 1": [], "failed": []}
     why: dict[str, str] = {}
 
+    async def grade(prompt: Prompt) -> Episode:
+        answer = str(prompt.metadata.get("response") or prompt.target or "")
+        reply = Completion(text=answer, token_ids=(), logprobs=())
+        return await scorer.score(prompt, reply, episode_id=prompt.id, max_tokens=plan.sampling.max_tokens)
+
     async def grade_all() -> None:
-        for prompt in prompts:
-            answer = str(prompt.metadata.get("response") or prompt.target or "")
-            reply = Completion(text=answer, token_ids=(), logprobs=())
-            episode = await scorer.score(prompt, reply, episode_id=prompt.id, max_tokens=plan.sampling.max_tokens)
-            reason = "accepted" if (episode.reward or 0) >= 1 else "scored below 1"
-            if episode.reward is None:
-                reason = "failed" if episode.error else "not gradable"
-            found[reason].append(prompt.id)
-            why.setdefault(reason, episode.error or episode.note)
+        waiting = iter(prompts)
+        while chunk := list(islice(waiting, GRADED_AT_ONCE)):
+            for episode in await asyncio.gather(*map(grade, chunk)):
+                reason = "accepted" if (episode.reward or 0) >= 1 else "scored below 1"
+                if episode.reward is None:
+                    reason = "failed" if episode.error else "not gradable"
+                found[reason].append(episode.id)
+                why.setdefault(reason, episode.error or episode.note)
 
     asyncio.run(grade_all())
     return {

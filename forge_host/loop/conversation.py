@@ -70,6 +70,8 @@ class Conversation:
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Completion:
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError(f"`generate` was called with max_tokens {max_tokens}", fix="give 1 or more, or None")
         if self._waiting:
             raise UsageError("`generate` was called while its last reply was awaited", fix="await one reply at a time")
         new = self._new(messages)
@@ -80,7 +82,9 @@ class Conversation:
                 f"the environment asked for more than {what} in one conversation",
                 fix="end it when a reply's finish_reason is length, or after a number of turns",
             )
-        self._asks.put_nowait(Ask(new=new, stop=tuple(stop), max_tokens=max_tokens, tools=tuple(tools)))
+        # One text is a sequence too: of letters, each of which would end the reply.
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        self._asks.put_nowait(Ask(new=new, stop=stops, max_tokens=max_tokens, tools=tuple(tools)))
         self._waiting = True
         completion, self._left = await self._replies.get()
         self._waiting = False

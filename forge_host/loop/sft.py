@@ -198,6 +198,11 @@ class SftRunner(Lifecycle):
                 f"none of the evaluation's {len(prompts)} examples fits into training.seq_len "
                 f"{self.config.training.seq_len}", where="evaluation.dataset", fix="raise training.seq_len",
             )  # fmt: skip
+        if len(rows) < (ranks := data_parallel_degree(self.config)):
+            raise UsageError(
+                f"the evaluation has {len(rows)} examples, fewer than the {ranks} data-parallel ranks",
+                where="evaluation.num_prompts", fix="raise it",
+            )  # fmt: skip
         encode.truncated = 0  # counts the training examples from here on
         return rows
 

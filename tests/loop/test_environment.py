@@ -123,6 +123,10 @@ class Twice:
 
     async def rollout(self, prompt, generate):
         messages = [user(prompt.text)]
+        if self.wrong == "stop":
+            await generate(messages, stop="</calc>")
+        if self.wrong == "tokens":
+            await generate(messages, max_tokens=0)
         if self.wrong == "silent":
             return generate.episode(reward=1.0)
         first = await generate(messages)
@@ -177,6 +181,7 @@ def test_new_messages_only_are_passed_on() -> None:
         ("nan", "reward is nan, not a finite number"),
         ("text", "gave str, not an Episode"),
         ("hangs", "took more than 0.2 s for one step"),
+        ("tokens", "was called with max_tokens 0; give 1 or more"),
         ("silent", "gave an episode before it asked for a reply; await generate"),
         ("endless", "asked for more than 20 replies after the last token"),
     ],
@@ -186,6 +191,11 @@ def test_a_failure_is_an_error_and_no_score(wrong, message) -> None:
 
     _, done = converse(Twice(wrong), *(["", ""] * 12 if wrong == "endless" else "ab"), timeout_s=0.2)
     assert not done.episodes and re.search(message, done.error), done.error
+
+
+def test_one_stop_text_is_not_its_letters() -> None:
+    asks, _ = converse(Twice("stop"), "a")
+    assert asks[0].stop == ("</calc>",)
 
 
 def test_an_async_generator_of_single_replies() -> None:

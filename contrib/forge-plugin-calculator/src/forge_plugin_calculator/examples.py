@@ -15,9 +15,10 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from forge_host.api import UsageError
+from forge_host.builtin.jsonl import JsonLines
 from forge_plugin_calculator.arithmetic import CalculatorError, calculate
 from forge_plugin_calculator.environment import CLOSING, OPENING
 
@@ -41,14 +42,18 @@ def conversation(question: str, answer: str) -> list[Mapping[str, Any]]:
 
 
 def main(source: str, target: str) -> None:
-    rows = [json.loads(line) for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
+    """Rewrite GSM8K's file `source` as `target`. UsageError if it is not one."""
+    prompts = JsonLines(path=source, prompt_field="question", target_field="answer")
     with open(target, "w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps({"messages": conversation(row["question"], row["answer"])}) + "\n")
-    print(f"{len(rows)} conversations in {target}")
+        for prompt in prompts:
+            file.write(json.dumps({"messages": conversation(prompt.text or "", prompt.target or "")}) + "\n")
+    print(f"{len(prompts)} conversations in {target}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit("usage: python -m forge_plugin_calculator.examples GSM8K.jsonl OUT.jsonl")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except (OSError, UsageError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -25,6 +25,10 @@ import httpx
 from forge_host.api import RunError, UsageError
 
 RETRIED = {408, 425, 429, 500, 502, 503, 504, 529}  # status codes that another attempt may change
+REMEDIES = {
+    401: "name the variable that holds the key as api_key_env", 403: "check the key in api_key_env",
+    404: "check url and model", 405: "check url",
+}  # fmt: skip
 SHOWN = 300  # characters of a reply in an error
 
 
@@ -67,7 +71,7 @@ class Endpoint:
     async def _attempts(
         self, client: httpx.AsyncClient, content: bytes, headers: dict[str, str], last: list[Any]
     ) -> Any:
-        end = time.monotonic() + self.timeout_s
+        end, fix = time.monotonic() + self.timeout_s, None
         for attempt in range(self.max_retries + 1):
             wanted = None
             last[:] = ["it did not answer", attempt + 1]
@@ -75,10 +79,12 @@ class Endpoint:
                 reply = await client.post(self.url, content=content, headers=headers, timeout=self.attempt_s)
             except httpx.TransportError as error:
                 last[0] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                fix = "start the service or check url" if isinstance(error, httpx.ConnectError) else None
             else:
                 if reply.is_success:
                     return _json(reply, self.url)
                 last[0] = f"status {reply.status_code}: {reply.text[:SHOWN]}"
+                fix = REMEDIES.get(reply.status_code)
                 if reply.status_code not in RETRIED:
                     break
                 wanted = _retry_after(reply.headers.get("Retry-After"))
@@ -88,7 +94,7 @@ class Endpoint:
                     last[0] += f"; it asks to wait {pause:.3g} s" if wanted is not None else ""
                     raise TimeoutError
                 await asyncio.sleep(pause)
-        raise RunError(f"{last[0]} (attempt {last[1]} of at most {self.max_retries + 1})", where=self.url)
+        raise RunError(f"{last[0]} (attempt {last[1]} of at most {self.max_retries + 1})", where=self.url, fix=fix)
 
     def _authorization(self) -> dict[str, str]:
         if self.api_key_env is None:

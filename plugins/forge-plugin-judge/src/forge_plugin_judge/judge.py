@@ -128,7 +128,10 @@ class JudgeReward(RemoteReward):
             choice = reply["choices"][0]
             content = choice["message"]["content"]
         except (KeyError, IndexError, TypeError):
-            raise RunError(f"the reply is no chat completion: {quoted(repr(reply))}", where=self.url) from None
+            raise RunError(
+                f"the reply is no chat completion: {quoted(repr(reply))}", where=self.url,
+                fix="check that url is of an OpenAI-compatible API, mostly .../v1",
+            ) from None  # fmt: skip
         if choice.get("finish_reason") == "length":
             message = f"the judge's answer was cut off after {self.max_tokens} tokens: {quoted(str(content))}"
             raise RunError(message, where=self.url, fix="raise `max_tokens` of the reward `judge`")
@@ -143,8 +146,8 @@ class JudgeReward(RemoteReward):
             raise RunError(
                 f'the judge\'s answer is not {{"score": {self.score_min:g} to {self.score_max:g}, ...}}: '
                 f"{quoted(str(content))}",
-                where=self.url,
-            )
+                where=self.url, fix="set response_format: json_schema, or reword the rubric",
+            )  # fmt: skip
         value = (score - self.score_min) / (self.score_max - self.score_min)
         return RewardResult(value, {"score": score}, str(answer.get("reason", "")))
 
