@@ -201,7 +201,8 @@ class JsonLines:
         raise UsageError(
             f"no prompt field (none of {', '.join(PROMPT_FIELDS)}); the line has {_names(record)}",
             where=f"{self.path}:{number}",
-            fix="set dataset.prompt_field",
+            fix="set dataset.prompt_field"
+            + (", or read Alpaca's form with `path: sft/chats` and `file`" if "instruction" in record else ""),
         )
 
     def _prompt(self, record: Mapping[str, Any], number: int, prompt_field: str, target_field: str | None) -> Prompt:

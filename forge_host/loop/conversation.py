@@ -100,6 +100,11 @@ class Conversation:
         note: str = "",
         metadata: Mapping[str, Any] | None = None,
     ) -> Episode:
+        """The whole conversation as an episode (`forge_host.api.Generate.episode`).
+
+        Raises:
+            UsageError: nothing was asked yet, or a number is not finite.
+        """
         if not self._turns:
             raise UsageError(
                 "the environment gave an episode before it asked for a reply",

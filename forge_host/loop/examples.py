@@ -165,6 +165,7 @@ def _are_messages(value: Sequence[Any]) -> bool:
 
 
 def nothing_to_train_on(prompt: Prompt) -> UsageError:
+    """The error for an example without a response, which says what it has instead."""
     has = ", ".join(f"`{name}`" for name in prompt.metadata) or "none"
     useless = next((name for name in RESPONSE_FIELDS if name in prompt.metadata), None)
     why = (

@@ -31,6 +31,7 @@ from forge_host.runtime.session import Session
 from forge_host.types import RunInfo, Use
 
 log = structlog.get_logger()
+SAME_SIGNAL_S = 1.0  #: a signal that follows the first within this is the same one, sent twice
 
 
 class Interrupted(RunError):
@@ -211,16 +212,23 @@ class Lifecycle:
         }
 
     def _catch_signals(self) -> None:
-        """The first SIGINT or SIGTERM ends after the step in progress, the second at once."""
+        """The first SIGINT or SIGTERM ends after the step in progress, the second at once.
+
+        `timeout` and job managers send it to the process and to its group: what comes again at once is the first.
+        """
         loop = asyncio.get_running_loop()
-        main = asyncio.current_task()
+        main, first = asyncio.current_task(), 0.0
 
         def on_signal() -> None:
+            nonlocal first
             if self.stop.is_set():
+                if loop.time() - first < SAME_SIGNAL_S:
+                    return
                 if self.session is not None:
                     self.session.kill()
                 os._exit(130)
             self.stop.set()
+            first = loop.time()
             if self.leaving:
                 print("stopping, as soon as the weights are saved; again to stop at once", file=sys.stderr, flush=True)
                 return

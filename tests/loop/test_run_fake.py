@@ -134,6 +134,8 @@ def test_interrupt_ends_cleanly_with_the_weights(fake_config, tmp_path) -> None:
         while time.monotonic() < deadline and not any(f.read_text() for f in tmp_path.glob("runs/*/metrics.jsonl")):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # as `timeout` does: to the process, then to its group
         _, err = process.communicate(timeout=60)
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert process.returncode == 130, err
