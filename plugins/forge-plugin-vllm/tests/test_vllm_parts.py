@@ -285,3 +285,44 @@ def test_sampled_logprobs_are_those_of_vllm() -> None:
         assert torch.equal(theirs.logprob_token_ids, mine.logprob_token_ids)
         assert theirs.selected_token_ranks.shape == mine.selected_token_ranks.shape
         assert theirs.selected_token_ranks.dtype == mine.selected_token_ranks.dtype
+
+
+@pytest.mark.parametrize("vocabulary", [7, 128, 300])
+def test_draws_follow_the_probabilities(vocabulary: int) -> None:
+    from forge_plugin_vllm.sampled import draw
+
+    probs = torch.rand(vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    probs[::3] = 0.0
+    numbers = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000  # evenly over [0, 1), so counts are exact
+    counts = torch.bincount(draw(probs.expand(200_000, -1), numbers), minlength=vocabulary)
+    expected = probs.double() / probs.double().sum() * 200_000
+    assert float((counts - expected).abs().max()) <= 1.0 and not counts[::3].any()
+    edges = draw(probs.expand(2, -1), torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64))
+    assert bool((probs[edges] > 0).all()), "a token of probability 0 is never drawn"
+
+
+def test_draws_by_seed_and_without_filters() -> None:
+    from forge_plugin_vllm.sampled import from_logprobs
+
+    forward = from_logprobs(lambda logits, generators, k, p: ("vLLM", k, p))
+    logits = torch.randn(3, 500)
+    seeded = [forward(logits, {1: torch.Generator().manual_seed(5)}, None, None) for _ in range(8)]
+    assert len({int(tokens[1]) for tokens, _ in seeded}) == 1, "a seed is a draw"
+    assert len({int(tokens[0]) for tokens, _ in seeded}) > 1
+    assert torch.equal(seeded[0][1], logits.log_softmax(-1))
+    assert forward(logits, {}, torch.tensor([5]), None)[0] == "vLLM"
+
+
+@pytest.mark.slow
+def test_norms_are_those_of_vllm() -> None:
+    from forge_plugin_vllm.norms import fused_add_rms_norm, register_norms, rms_norm
+    from vllm import ir
+
+    priority = register_norms()["ir_op_priority"]
+    assert register_norms()["ir_op_priority"] == priority, "twice is once"
+    x, rest = torch.randn(2, 32, 96, dtype=torch.bfloat16).unbind()
+    weight = torch.rand(96, dtype=torch.bfloat16)
+    theirs = ir.ops.rms_norm.impls["native"].impl_fn(x, weight, 1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), theirs)
+    both = ir.ops.fused_add_rms_norm.impls["native"].impl_fn(x, rest, weight, 1e-5)
+    torch.testing.assert_close(fused_add_rms_norm(x.clone(), rest.clone(), weight, 1e-5), both)

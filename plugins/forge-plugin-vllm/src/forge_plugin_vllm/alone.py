@@ -2,6 +2,9 @@
 
 work = load(VLLMConfig(), context)
 tokens = work([[1, 2, 3]], SamplingParams(n=8, max_tokens=24))
+
+It has the generator's settings of `arguments.py` and `environment.py` (threads, allocator, block size, eager) and what
+`sampled.py` and `norms.py` change is left out: vLLM's own sampler and norms, and no log-probabilities.
 """
 
 from __future__ import annotations

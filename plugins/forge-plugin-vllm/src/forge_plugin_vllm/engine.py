@@ -35,6 +35,7 @@ from typing import Any
 import structlog
 
 from forge_host.api import Completion, Receipt, RunError, SamplingParams, UsageError
+from forge_plugin_vllm.norms import register_norms
 from forge_plugin_vllm.outputs import completions_of, sampling_params
 from forge_plugin_vllm.startup import running_error, startup_error
 from forge_plugin_vllm.worker import Opening
@@ -215,10 +216,14 @@ class VLLMEngine:
         gc.disable()  # vLLM imports a few thousand modules; collecting among them costs seconds
         try:
             from vllm import EngineArgs
+            from vllm.platforms import current_platform
             from vllm.v1.engine.llm_engine import LLMEngine
 
             gc.freeze()
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
+            faster = {}
+            if current_platform.is_cpu() and self.arguments.get("tensor_parallel_size", 1) == 1:
+                faster = register_norms()  # workers of their own would not know them
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**{**faster, **self.arguments}))
         finally:
             gc.enable()
         self._tokenizer = self._engine.tokenizer

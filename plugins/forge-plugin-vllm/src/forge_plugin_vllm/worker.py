@@ -72,9 +72,9 @@ class WorkerExtension:
         self.forge_opening, self.forge_transport = opening, opening.transport_here()
         sampler: Any = getattr(self.model_runner, "sampler", None)
         if hasattr(sampler, "gather_logprobs"):
-            from forge_plugin_vllm.sampled import sampled_only
+            from forge_plugin_vllm.sampled import install
 
-            sampler.gather_logprobs = sampled_only(sampler.gather_logprobs)
+            install(sampler, on_cpu=self._forge_on_cpu())
         if (
             engine_pid != os.getpid() and sys.platform == "linux"
         ):  # a worker of its own: it ends with its engine, at once
