@@ -21,6 +21,7 @@ from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.runner import Runner
 from forge_host.loop.sft import SftRunner
 from forge_host.loop.tracking import Trackers
+from forge_host.loop.vocabulary import check_vocabulary
 from forge_host.report.final import write_final_report
 from forge_host.runtime.logs import configure
 from forge_host.types import RunInfo
@@ -65,6 +66,7 @@ def run(
     if promised is not None:  # what cannot be placed is refused before anything is asked of a cluster
         placement(config, plan, promised, kind.roles(plan), getattr(launcher, "grow", None))
     model_path = resolve_model(config.model, host)()
+    check_vocabulary(model_path)
     if resume is not None:
         directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"], config.record)
     else:
