@@ -23,6 +23,7 @@ from forge_host.loop.lifecycle import Lifecycle, data_parallel_degree, held_out
 from forge_host.loop.roles import RoleStarter
 from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
+from forge_host.plugins.building import load_target
 from forge_host.plugins.calling import CallByName
 from forge_host.report.system import SystemSampler
 from forge_host.runtime.handle import ActorHandle
@@ -51,9 +52,21 @@ class SftController:
     step: int = 0
     history: list[StepReport] = attrs.Factory(list)
     first_evaluation: dict[str, float] = attrs.Factory(dict)
+    writer: checkpoint.Writer = attrs.field(init=False)
     _state: dict[str, Any] = attrs.Factory(dict)  #: of the stream, behind the last batch that was trained on
     _saved_at: int = 0
     _system: SystemSampler = attrs.Factory(lambda: SystemSampler(share=0.0005))
+
+    def __attrs_post_init__(self) -> None:
+        run, settings = self.run_of, self.run_of.config.checkpoint
+        trainer_class = load_target(run.host.find("trainer", run.plan.trainer.use.ref))
+        self.writer = checkpoint.Writer(
+            run_dir=run.directory.path, lock_text=run.lock.dumps(), keep=settings.keep, trainer=self.trainer,
+            background=settings.background and hasattr(trainer_class, "snapshot"), saved=self._saved,
+        )  # fmt: skip
+
+    def _saved(self, step: int, path: str) -> None:
+        self.run_of.host.hooks.forge_checkpoint_saved(run=self.run_of.info, step=step, path=path)
 
     async def run(self) -> None:
         """Train until `max_steps` or `stop`.
@@ -78,6 +91,8 @@ class SftController:
                 self.step, self._state = self.step + 1, state
                 step_s = time.perf_counter() - began
                 await self._report(metrics, rows, step_s, data_s)
+                self.writer.check()
+            await self.writer.wait()
         finally:
             await asyncio.gather(upcoming, return_exceptions=True)
 
@@ -106,7 +121,8 @@ class SftController:
         if interval and (self.step % interval == 0 or last):
             metrics |= await self.evaluate()
         if run.config.checkpoint.interval and self.step - self._saved_at >= run.config.checkpoint.interval:
-            await self.save()
+            self._saved_at = self.step
+            await self.writer.begin(self._checkpoint())
         metrics |= self._system()
         report = StepReport(step=self.step, policy_version=self.step, time=time.time(), metrics=metrics)
         self.history.append(report)
@@ -139,16 +155,13 @@ class SftController:
     async def save(self) -> str | None:
         """Write a checkpoint of the last whole step; its path, or None when that step has one already."""
         if self.step == self._saved_at:
+            await self.writer.wait()
             return None
-        run = self.run_of
-        path = await checkpoint.save(
-            run.directory.path,
-            {"step": self.step, "stream": self._state, "first_evaluation": self.first_evaluation},
-            run.lock.dumps(), self.trainer.save.call, run.config.checkpoint.keep,
-        )  # fmt: skip
         self._saved_at = self.step
-        run.host.hooks.forge_checkpoint_saved(run=run.info, step=self.step, path=str(path))
-        return str(path)
+        return await self.writer.write(self._checkpoint())
+
+    def _checkpoint(self) -> dict[str, Any]:
+        return {"step": self.step, "stream": self._state, "first_evaluation": self.first_evaluation}
 
     async def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint: trainer and data position."""

@@ -1,4 +1,7 @@
-"""Two steps of the real thing are one step, a stop and one more, bit for bit: vLLM, TorchTitan, two CPU cores."""
+"""Two steps of the real thing are one step, a stop and one more, bit for bit: vLLM, TorchTitan, two CPU cores.
+
+The checkpoint between them is written in the background.
+"""
 
 import json
 import subprocess
@@ -36,7 +39,7 @@ def test_resume_is_exact(tmp_path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     forge_host("quickstart", *SMALL, "--set", "training.max_steps=2", "--run-dir", str(whole))
     forge_host(
-        "quickstart", *SMALL, "--set", "training.max_steps=1", "--set", "checkpoint.final=true",
+        "quickstart", *SMALL, "--set", "training.max_steps=1", "--set", "checkpoint.interval=1",
         "--run-dir", str(halves),
     )  # fmt: skip
     forge_host("--resume", str(halves), "--set", "training.max_steps=2")

@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import forge_host.testing.faults
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}"
@@ -65,33 +68,65 @@ def masked_loss(folder: str) -> float:
     return total / count
 
 
-@pytest.mark.slow
-def test_the_loss_is_that_of_transformers_and_the_model_comes_out(tiny, tmp_path) -> None:
-    data = tmp_path / "chats.jsonl"
+@pytest.fixture(scope="module")
+def config(tiny, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sft")
     lines = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in CHATS]
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = {
+    (folder / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {
         "model": tiny,
         "algorithm": "sft",
-        "dataset": {"path": "sft/chats", "file": str(data)},
+        "dataset": {"path": "sft/chats", "file": str(folder / "chats.jsonl")},
         "training": {
             "batch_size": 4, "max_steps": 8, "seq_len": 128, "learning_rate": 0.01, "dtype": "float32",
             "gradient_accumulation_steps": 2,
         },
         "evaluation": {"interval": 8},
         "trainer": {"use": "titan", "num_threads": 1},
-        "run_dir": str(tmp_path / "runs"),
     }  # fmt: skip
-    (tmp_path / "c.yaml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "forge_host.cli.main", "sft", str(tmp_path / "c.yaml"), "--plugins", "sft,titan"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=550, env={**os.environ})
+    (folder / "c.yaml").write_text(json.dumps(settings))
+    return folder / "c.yaml"
+
+
+def sft(*arguments: str, faults: str = "") -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "forge_host.cli.main", "sft", *arguments, "--plugins", "sft,titan"]
+    if faults:
+        command += ["--plugin-file", forge_host.testing.faults.__file__]
+    env = {**os.environ, "FORGE_FAULTS": faults}
+    return subprocess.run(command, capture_output=True, text=True, timeout=550, env=env)
+
+
+@pytest.fixture(scope="module")
+def whole(config) -> Path:
+    """A run from its first step to its last."""
+    done = sft(str(config), "--run-dir", str(config.parent / "whole"))
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "runs").iterdir()
-    metrics = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((run / "summary.json").read_text())
+    return config.parent / "whole"
+
+
+@pytest.mark.slow
+def test_the_loss_is_that_of_transformers_and_the_model_comes_out(tiny, whole) -> None:
+    metrics = [json.loads(line)["metrics"] for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((whole / "summary.json").read_text())
     assert summary["eval_loss_first"] == pytest.approx(masked_loss(tiny), abs=1e-4)
     assert metrics[0]["train/loss"] == pytest.approx(summary["eval_loss_first"], abs=1e-4), "all examples are one step"
-    assert summary["eval_loss_last"] == pytest.approx(masked_loss(str(run / "model")), abs=1e-4)
+    assert summary["eval_loss_last"] == pytest.approx(masked_loss(str(whole / "model")), abs=1e-4)
     assert summary["eval_loss_last"] < summary["eval_loss_first"] - 0.5
     said = sum(len(text) + 1 for chat in CHATS for role, text in chat if role == "assistant")
     assert metrics[0]["tokens/trained"] == said
+
+
+@pytest.mark.slow
+def test_a_kill_while_a_checkpoint_is_written_costs_that_checkpoint_only(config, whole) -> None:
+    """The second one is being written in the background when the trainer dies; the first one is whole and exact."""
+    run = config.parent / "killed"
+    killed = sft(
+        str(config), "--run-dir", str(run), "--set", "checkpoint.interval=2", faults="kill it at trainer.written#2"
+    )
+    assert killed.returncode == 4 and "trainer" in killed.stderr, killed.stderr
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000002"]
+    again = sft("--resume", str(run))
+    assert again.returncode == 0 and "resumed at step 2" in again.stdout, again.stderr
+    weights, weights_too = ((path / "model" / "model.safetensors").read_bytes() for path in (whole, run))
+    assert weights == weights_too
+    assert sorted(p.name for p in (run / "checkpoints").iterdir())[-1] == "step-000008", "written in the background"
