@@ -28,6 +28,7 @@ class FakeConfig:
     learning_rate: float = field(default=150.0, help="of the table's gradient descent")
     flag: str = field(default="", help="file that is made on the first death, after which no more happen")
     sleep_between_steps: bool = field(default=False, help="sleep while the trainer trains")
+    update_after: int = field(default=0, help="new weights wait until so many calls have begun")
     diary: str = field(default="", help="file that gets a letter at each sleep, wake and update")
 
 
@@ -87,6 +88,8 @@ class Generator(FakeActor):
     async def update_weights(self, receipt, checksum=False) -> str:
         from forge_host.loop.checksum import tensor_digest, weights_digest
 
+        while self.calls < self.config.update_after:
+            await asyncio.sleep(0.01)
         began = time.perf_counter()
         assert not getattr(self, "asleep", False)
         self.note("u")

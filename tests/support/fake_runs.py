@@ -87,8 +87,9 @@ class Outcome:
 def fake_run(fake_config, tmp_path):
     """`forge-host run` of the table model as a process of its own; checks that it leaves none behind."""
 
-    def run(*args: str, command: str = "run", timeout: float = 120, faults: str = "", wrap=list, **sections) -> Outcome:
-        """`faults` is FORGE_FAULTS; `wrap` makes another command of the command."""
+    def run(*args: str, command: str = "run", timeout: float = 300, faults: str = "", wrap=list, **sections) -> Outcome:
+        """`faults` is FORGE_FAULTS; `wrap` makes another command of the command. The timeout only ends a hang: a busy
+        machine may take ten times as long as an idle one."""
         command = [sys.executable, "-m", "forge_host.cli.main", command, fake_config(**sections)]
         command += ["--plugin-file", str(ROLES), *args]
         if faults:
