@@ -72,6 +72,11 @@ def select(run: Run, where: str | None = None, sort: str | None = None, limit: i
         parts.update(row.get("parts") or ())
         total += 1
     if not total:
+        if run.rows:
+            raise UsageError(
+                f"{run.path} has no rollouts: it generated nothing, as SFT does",
+                fix=f"see its losses with `forge-host report {run.path}`",
+            )
         raise UsageError(
             f"{run.path} has no rollouts", fix="wait for the first step" if run.status == "unfinished" else None
         )

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 
+import attrs
 import pytest
 from forge_plugin_datasets.columns import last_boxed
 from forge_plugin_datasets.config import HuggingFace
@@ -154,9 +156,9 @@ def test_damaged_and_empty_files(tmp_path) -> None:
 
     write_table(pyarrow.table({"question": pyarrow.array([], pyarrow.string())}), tmp_path / "columns.parquet")
     (tmp_path / "header.csv").write_text("question,answer\n")
-    for name in ("columns.parquet", "header.csv"):
+    for name, streaming in product(("columns.parquet", "header.csv"), (False, True)):
         with pytest.raises(UsageError, match=f"{name}: dataset is empty: split train has no rows; name another"):
-            opened(tmp_path / name)
+            opened(tmp_path / name, streaming=streaming)
     (tmp_path / "bad.parquet").write_text("no parquet")
     with pytest.raises(UsageError, match="bad.parquet: "):
         opened(tmp_path / "bad.parquet")
@@ -177,6 +179,17 @@ def test_an_unreachable_hub_says_how_to_use_a_local_copy(monkeypatch, error) -> 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(RunError, match=r"`owner/name` .* hub cannot be reached .*hf download .*dataset.path: DIR"):
         opened("owner/name")
+
+
+def test_a_stream_that_breaks_off_is_explained(tmp_path) -> None:
+    class Broken:
+        def __iter__(self):
+            yield GSM8K[0]
+            raise ConnectionError("reset by peer")
+
+    stream = attrs.evolve(opened(parquet(tmp_path, GSM8K), streaming=True), rows=Broken())
+    with pytest.raises(RunError, match="hub cannot be reached .*reset by peer"):
+        list(attrs.evolve(stream, config=HuggingFace(path="owner/name", streaming=True)))
 
 
 def test_offline_through_the_command_line(tmp_path) -> None:

@@ -88,7 +88,10 @@ class Columns:
             messages = tuple(turn(item, id, self.prompt_field) for item in value)
             return Prompt(id=id, messages=messages, target=target, metadata=metadata)
         if not isinstance(value, str) or not value.strip():
-            raise UsageError(f"column `{self.prompt_field}` is {_kind(value)}, not text or messages", where=id)
+            raise UsageError(
+                f"column `{self.prompt_field}` is {_kind(value)}, not text or messages", where=id,
+                fix="leave such rows out, or name another column as dataset.prompt_field",
+            )  # fmt: skip
         more = row.get("input") if self.prompt_field == "instruction" else None
         text = f"{value}\n\n{more}" if isinstance(more, str) and more else value
         return Prompt(
@@ -102,7 +105,10 @@ class Columns:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
         if not isinstance(value, str):
-            raise UsageError(f"column `{self.target_field}` is {_kind(value)}, not text or a number", where=id)
+            raise UsageError(
+                f"column `{self.target_field}` is {_kind(value)}, not text or a number", where=id,
+                fix="name another column as dataset.target_field",
+            )  # fmt: skip
         if self.answer_after is None and not self.boxed:
             return value
         metadata.setdefault("response", value)
@@ -110,7 +116,10 @@ class Columns:
             return last_boxed(value) or value
         assert self.answer_after is not None
         if self.answer_after not in value:
-            raise UsageError(f"column `{self.target_field}` has no `{self.answer_after}`", where=id)
+            raise UsageError(
+                f"column `{self.target_field}` has no `{self.answer_after}`", where=id,
+                fix="leave such rows out, or set dataset.answer_after",
+            )  # fmt: skip
         return value.rpartition(self.answer_after)[2].strip()
 
 

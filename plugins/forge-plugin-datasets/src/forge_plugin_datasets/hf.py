@@ -12,6 +12,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Stream:
     dropped: Mapping[str, int]  #: rows left out the last time it was read, by reason
 
     def __iter__(self) -> Iterator[Prompt]:
-        kept = chosen(self.config, self.columns, self.rows, self.dropped)
+        kept = chosen(self.config, self.columns, _read(self.config, self.rows), self.dropped)
         return (self.columns.prompt(row, _id(self.config, index)) for index, row in kept)
 
     def fingerprint(self) -> str:
@@ -83,7 +84,7 @@ def open_dataset(config: HuggingFace) -> Table | Stream:
         RunError: the hub cannot be reached.
     """
     rows = _load(config)
-    first: Mapping[str, Any] | None = next(iter(rows), None)
+    first: Mapping[str, Any] | None = next(_read(config, rows), None)
     if first is None:
         raise _empty(config)
     columns = Columns.find(config, first, config.path)
@@ -130,11 +131,10 @@ def chosen(
 
 def _load(config: HuggingFace) -> Any:
     import datasets
-    from datasets.exceptions import DatasetNotFoundError
 
     path = Path(config.path).expanduser()
     name = config.name or SUBSETS.get(config.path)
-    try:
+    with _explaining(config):
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             return _saved(config, path)
         if path.is_file():
@@ -142,27 +142,52 @@ def _load(config: HuggingFace) -> Any:
         else:
             given = {"path": str(path) if path.is_dir() else config.path, "name": name, "revision": config.revision}
         return datasets.load_dataset(**given, split=config.split, streaming=config.streaming)
-    except DatasetNotFoundError as error:
-        raise UsageError(
+
+
+def _read(config: HuggingFace, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The rows; what goes wrong on the way, in a stream in the middle of a run, is explained as when opening."""
+    with _explaining(config):
+        yield from rows
+
+
+@contextmanager
+def _explaining(config: HuggingFace) -> Iterator[None]:
+    """Turns the errors of the library and of what it reads with into one of ours."""
+    import httpx
+    import pyarrow
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except (DatasetsError, OSError, ValueError, KeyError, pyarrow.ArrowException, httpx.HTTPError) as error:
+        raise _explained(config, error) from error
+
+
+def _explained(config: HuggingFace, error: Exception) -> UsageError | RunError:
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+
+    path, text = Path(config.path).expanduser(), str(error)
+    if isinstance(error, DatasetNotFoundError):
+        return UsageError(
             f"dataset `{config.path}` is not on the hub, or is private or gated ({_short(error)})",
             fix="check the name; for a gated one accept its terms and set HF_TOKEN; or give a local folder",
-        ) from error
-    except (ConnectionError, TimeoutError) as error:
-        raise _unreachable(config, error) from error
-    except (ValueError, FileNotFoundError, KeyError) as error:
-        if "corresponds to no data" in str(error):
-            raise _empty(config) from error
-        # Unknown split or subset, damaged file: the library's own sentence says which there are.
-        raise UsageError(_short(error), where=config.path, fix=_fix(str(error))) from error
-    except OSError as error:
-        raise _unreachable(config, error) from error
-    except datasets.exceptions.DatasetGenerationError as error:
-        if _has_no_rows(path):
-            raise _empty(config) from error
+        )
+    if "corresponds to no data" in text or _has_no_rows(path):
+        return _empty(config)
+    unreadable = isinstance(error, OSError) and path.exists() and not isinstance(error, FileNotFoundError)
+    if unreadable or isinstance(error, DatasetGenerationError):
         cause = error.__cause__ or error
-        raise UsageError(
+        return UsageError(
             f"the data cannot be read ({_short(cause)})", where=config.path, fix="download or write it again"
-        ) from error
+        )
+    if isinstance(error, (ValueError, FileNotFoundError, KeyError)):
+        # Unknown split or subset, damaged file: the library's own sentence says which there are.
+        return UsageError(_short(error), where=config.path, fix=_fix(text))
+    return RunError(
+        f"dataset `{config.path}` is not in the local cache and the hub cannot be reached ({_short(error)})",
+        fix="download it where there is a network (`hf download --repo-type dataset --local-dir DIR "
+        f"{config.path}`) and set dataset.path: DIR, or name a .jsonl or .parquet file",
+    )
 
 
 def _saved(config: HuggingFace, path: Path) -> Any:
@@ -203,14 +228,6 @@ def _has_no_rows(path: Path) -> bool:
 def _empty(config: HuggingFace) -> UsageError:
     return UsageError(
         f"dataset is empty: split {config.split} has no rows", where=config.path, fix="name another file or split"
-    )
-
-
-def _unreachable(config: HuggingFace, error: BaseException) -> RunError:
-    return RunError(
-        f"dataset `{config.path}` is not in the local cache and the hub cannot be reached ({_short(error)})",
-        fix="download it where there is a network (`hf download --repo-type dataset --local-dir DIR "
-        f"{config.path}`) and set dataset.path: DIR, or name a .jsonl or .parquet file",
     )
 
 
