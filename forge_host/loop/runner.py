@@ -26,6 +26,7 @@ from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
 from forge_host.plugins.building import load_target
 from forge_host.plugins.calling import CallByName
+from forge_host.report.findings import end_steps
 from forge_host.runtime.session import Session
 from forge_host.types import Group, StepReport
 
@@ -133,7 +134,7 @@ class Runner(Lifecycle):
     def _results(self) -> dict[str, Any]:
         history = self.controller.history if self.controller else []
         rewards = [r.metrics["reward/mean"] for r in history]
-        edge = min(5, len(rewards))
+        edge = end_steps(len(rewards))
         before, after = self.samples.get("before", []), self.samples.get("after", [])
         return {
             "kind": "rl",

@@ -25,6 +25,7 @@ from forge_host.loop.step import Stepper
 from forge_host.loop.stream import PromptStream
 from forge_host.plugins.building import load_target
 from forge_host.plugins.calling import CallByName
+from forge_host.report.findings import end_steps
 from forge_host.report.system import SystemSampler
 from forge_host.runtime.handle import ActorHandle
 from forge_host.runtime.logs import note_step
@@ -234,7 +235,7 @@ class SftRunner(Lifecycle):
     def _results(self) -> dict[str, Any]:
         history = self.controller.history if self.controller else []
         losses = [r.metrics["train/loss"] for r in history]
-        edge = min(5, len(losses))
+        edge = end_steps(len(losses))
         first = self.controller.first_evaluation.get("eval/loss") if self.controller else None
         evaluated = [r.metrics["eval/loss"] for r in history if "eval/loss" in r.metrics]
         tokens, seconds = (sum(r.metrics[key] for r in history) for key in ("tokens/packed", "time/step_s"))

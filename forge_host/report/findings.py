@@ -30,6 +30,11 @@ class Finding:
     remedy: str
 
 
+def end_steps(count: int) -> int:
+    """Steps at each end of `count` whose means are compared: five, fewer where the ends would overlap."""
+    return max(min(1, count), min(5, count // 2))
+
+
 @attrs.frozen
 class Trend:
     """Means of the first and last fifth of a series (at least 2 values), and the noise of their difference.

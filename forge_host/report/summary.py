@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from forge_host.report.findings import findings
+from forge_host.report.findings import end_steps, findings
 from forge_host.report.live import text_curve
 from forge_host.report.rundata import load_run
 
@@ -32,9 +32,9 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
     if len(rewards) >= 2:
         console.print(text_curve(rewards, min(console.width, 80), CURVE_HEIGHT, "mean reward"), markup=False)
     if summary["reward_first"] is not None:
-        edge = min(5, len(rewards))
+        edge = end_steps(len(rewards))
         console.print(
-            f"mean reward: first {edge} steps {summary['reward_first']:.3f}, last {edge} steps "
+            f"mean reward: first {edge} step{'s' * (edge > 1)} {summary['reward_first']:.3f}, last {edge} "
             f"[bold]{summary['reward_last']:.3f}[/bold] ({summary['reward_last'] - summary['reward_first']:+.3f})"
         )
     _print_held_out(summary, console)
@@ -62,10 +62,10 @@ def _print_held_out(summary: Mapping[str, Any], console: Console) -> None:
 
 
 def _print_sft(summary: Mapping[str, Any], console: Console) -> None:
-    edge = min(5, len(summary["losses"]))
+    edge = end_steps(len(summary["losses"]))
     if edge:
         console.print(
-            f"\ntraining loss: first {edge} steps {summary['loss_first']:.4f}, last {edge} steps "
+            f"\ntraining loss: first {edge} step{'s' * (edge > 1)} {summary['loss_first']:.4f}, last {edge} "
             f"[bold]{summary['loss_last']:.4f}[/bold] nats a token"
         )
     if summary["eval_loss_last"] is not None:

@@ -5,7 +5,7 @@ import math
 import pytest
 from made_runs import healthy
 
-from forge_host.report.findings import findings, trend, verdict
+from forge_host.report.findings import end_steps, findings, trend, verdict
 from forge_host.report.rundata import load_run
 
 
@@ -22,6 +22,10 @@ def with_(**changes):
         return out
 
     return metrics
+
+
+def test_the_ends_of_a_short_run_do_not_overlap():
+    assert [end_steps(count) for count in (0, 1, 2, 3, 9, 10, 16)] == [0, 1, 1, 1, 4, 5, 5]
 
 
 def test_a_healthy_run_has_no_finding(make_run):
