@@ -28,6 +28,9 @@ except ImportError as error:  # pragma: no cover - another Monarch
     raise RunError("this torchmonarch has no SupervisionError", fix="install torchmonarch 0.7") from error
 
 
+#: How often a wait looks whether a process of this host is gone, and how long Monarch, which knows why it went and says
+#: so within 10 s, or 30 when it had not begun to watch the call, has to be first. Seconds.
+LOOK_S, GONE_S = 1.0, 12.0
 #: Told of every remote call before it is made: (handle, endpoint). What injects failures uses it.
 on_call: list[Callable[[ActorHandle, str], None]] = []
 
@@ -67,6 +70,7 @@ class ActorHandle:
         self.ranks: list[tuple[str, int]] = []  #: host and pid of every rank, once they are up
         self._machines: list[str] = []  # of every rank, as `identity` tells them apart
         self._actor, self._proc_mesh = actor, proc_mesh
+        self._looked, self._gone_since = 0.0, 0.0
 
     def __getattr__(self, name: str) -> Call:
         if name.startswith("_"):
@@ -84,6 +88,15 @@ class ActorHandle:
         """Processes on this host; another host's numbers mean nothing here."""
         here = identity()
         return [pid for machine, (_, pid) in zip(self._machines, self.ranks, strict=True) if machine == here]
+
+    def gone(self) -> bool:
+        """Whether one of the processes here has been gone for GONE_S; looks at most every LOOK_S."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            ended = any(_state(pid) == "ended" for pid in self.pids)
+            self._gone_since = (self._gone_since or now) if ended else 0.0
+        return bool(self._gone_since) and now - self._gone_since >= GONE_S
 
     async def start(self, timeout_s: float, key: str) -> None:
         """Wait until every process is there and `setup` is done, `timeout_s` seconds in all; `key` set that number.
@@ -172,8 +185,12 @@ class Call:
         handle, seconds = self._handle, timeout_s or self._handle.call_timeout
         began = time.monotonic()
         try:
-            async with asyncio.timeout(seconds):
-                return await future
+            async with asyncio.timeout(seconds) as limit:
+                watch = _Watch(handle, limit)
+                try:
+                    return await future
+                finally:
+                    watch.timer.cancel()
         except TimeoutError:
             if any(_state(pid) == "ended" for pid in handle.pids):  # Monarch had not noticed yet
                 raise self._died("ended", began, handle.last_lines()) from None
@@ -221,6 +238,24 @@ class Call:
             return None
         key, limit = self._handle.memory
         return f"its processes have {limit} MiB each; raise {key}, or set it to null for no limit"
+
+
+class _Watch:
+    """Ends a wait early when the process it waits for is gone."""
+
+    __slots__ = ("_handle", "_limit", "_loop", "timer")
+
+    def __init__(self, handle: ActorHandle, limit: asyncio.Timeout) -> None:
+        self._handle, self._limit, self._loop = handle, limit, asyncio.get_running_loop()
+        self.timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if self._limit.expired():
+            return
+        if self._handle.gone():
+            self._limit.reschedule(self._loop.time())
+        else:
+            self.timer = self._loop.call_later(LOOK_S, self._look)
 
 
 def _out_of_memory(error: Any) -> bool:

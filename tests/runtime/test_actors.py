@@ -98,6 +98,18 @@ async def test_death_is_named_with_the_last_log_lines(tmp_path) -> None:
             await waiting
 
 
+async def test_a_process_that_is_gone_ends_the_wait_even_when_monarch_says_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("forge_host.runtime.handle.LOOK_S", 0.1)
+    monkeypatch.setattr("forge_host.runtime.handle.GONE_S", 0.1)
+    async with Session(log_dir=str(tmp_path)):
+        handle = await Echo.as_actor()
+        os.kill(handle.pids[0], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(ActorDied, match="echo-0 died during `say`"):
+            await handle.say.call_one("x")
+        assert time.monotonic() - began < 5, "Monarch takes 10 s"
+
+
 async def test_service_reroutes_and_restarts(tmp_path) -> None:
     async with Session(log_dir=str(tmp_path), monarch=MonarchConfig(shutdown_timeout=5)):
         service = await Echo.options(num_replicas=2, max_restarts=2).as_service()
