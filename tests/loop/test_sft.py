@@ -57,6 +57,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(sft, tmp_path) -> Non
     assert [m["step"] for m in again.metrics] == list(range(1, 7))
     same = [[m["metrics"]["train/loss"] for m in run.metrics] for run in (whole, again)]
     assert same[0] == same[1] and len(set(same[0])) == 6
+    assert again.summary["eval_loss_first"] == whole.summary["eval_loss_first"] is not None
 
 
 def test_commands_refuse_each_others_algorithms(fake_run, sft) -> None:
