@@ -165,14 +165,55 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, blocked: Tensor) -> T
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=~blocked, scale=scale, enable_gqa=heads != kv_heads)
         return out.transpose(1, 2)
-    group = heads // kv_heads
-    q = (q * scale).view(batch, queries, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    q = q.reshape(batch * kv_heads, group * queries, dim)
-    k, v = (x.transpose(1, 2).reshape(batch * kv_heads, keys, dim) for x in (k, v))
-    scores = torch.bmm(q, k.transpose(1, 2)).view(batch, heads, queries, keys)
-    weights = torch.softmax(scores.float().masked_fill(blocked, float("-inf")), dim=-1).to(v.dtype)
-    out = torch.bmm(weights.view(batch * kv_heads, group * queries, keys), v)
-    return out.view(batch, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)
+    out = _Blocks.apply(q, k, v, scale, blocked)
+    return out  # type: ignore[no-any-return]
+
+
+class _Blocks(torch.autograd.Function):
+    """`_attend` with all scores at once. Only the weights are kept, in the inputs' dtype; autograd would also keep the
+    scores in float32 and mask them again. The softmax is taken in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, blocked: Tensor) -> Tensor:
+        batch, queries, heads, _ = q.shape
+        keys, kv_heads = k.shape[1], k.shape[2]
+        q, k, v = (_by_kv_head(x, kv_heads) for x in (q * scale, k, v))
+        scores = torch.bmm(q, k.transpose(1, 2))
+        beyond = torch.zeros(blocked.shape, dtype=scores.dtype, device=scores.device)
+        scores.view(batch, heads, queries, keys).add_(beyond.masked_fill_(blocked, float("-inf")))
+        weights = torch.softmax(scores, dim=-1)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.scale, ctx.kv_heads, ctx.batch = scale, kv_heads, batch
+        return _by_token(torch.bmm(weights, v), batch, heads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights = ctx.saved_tensors
+        grad = _by_kv_head(grads[0], ctx.kv_heads)
+        to_scores = torch.ops.aten._softmax_backward_data(
+            torch.bmm(grad, v.transpose(1, 2)), weights, -1, weights.dtype
+        )  # the masked ones have weight 0, and so no gradient
+        heads = grads[0].shape[2]
+        return (
+            _by_token(torch.bmm(to_scores, k).mul_(ctx.scale), ctx.batch, heads),
+            _by_token(torch.bmm(to_scores.transpose(1, 2), q), ctx.batch, ctx.kv_heads),
+            _by_token(torch.bmm(weights.transpose(1, 2), grad), ctx.batch, ctx.kv_heads),
+            None, None,
+        )  # fmt: skip
+
+
+def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """[B, Q, N, H] to [B * M, N / M * Q, H]: the queries that share keys below one another."""
+    batch, tokens, heads, dim = x.shape
+    grouped = x.unflatten(2, (kv_heads, heads // kv_heads)).permute(0, 2, 3, 1, 4)
+    return grouped.reshape(batch * kv_heads, heads // kv_heads * tokens, dim)
+
+
+def _by_token(x: Tensor, batch: int, heads: int) -> Tensor:
+    """The inverse of `_by_kv_head`, [B, Q, N, H]."""
+    kv_heads = len(x) // batch
+    grouped = x.view(batch, kv_heads, heads // kv_heads, -1, x.shape[-1]).permute(0, 3, 1, 2, 4)
+    return grouped.reshape(batch, -1, heads, x.shape[-1])
 
 
 class _Spread(torch.autograd.Function):

@@ -41,10 +41,11 @@ class ModelSpec:
 
 
 def _llama() -> tuple[Any, ...]:
-    from torchtitan.models.common import ComplexRoPE
     from torchtitan.models.llama3 import Llama3Model, Llama3StateDictAdapter, Llama3TransformerBlock, parallelize_llama
 
-    return Llama3Model, Llama3TransformerBlock, Llama3StateDictAdapter, parallelize_llama, ComplexRoPE
+    from forge_plugin_titan.tiles import TiledRoPE
+
+    return Llama3Model, Llama3TransformerBlock, Llama3StateDictAdapter, parallelize_llama, TiledRoPE
 
 
 def _qwen3() -> tuple[Any, ...]:
@@ -106,19 +107,24 @@ def read_model(
     load, qk_norm, scalings = FAMILIES[kind]
     _check(path, hf, seq_len, scalings)
     model_cls, block_cls, adapter, parallelize, rope_cls = load()
-    from torchtitan.models.common import Embedding, RMSNorm
-    from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+    from torchtitan.models.common import Embedding, Linear
+    from torchtitan.models.common.config_utils import make_gqa_config
     from torchtitan.models.common.param_init import skip_param_init
 
     from forge_plugin_titan.head import LogprobHead
+    from forge_plugin_titan.tiles import TiledFeedForward, TiledRMSNorm
 
     # Weights always come from the checkpoint: drawing them first would only cost time.
     skip = {"weight": skip_param_init}
     dim, heads, vocab = hf["hidden_size"], hf["num_attention_heads"], hf["vocab_size"]
+    hidden = hf["intermediate_size"]
     head_dim = hf.get("head_dim") or dim // heads
 
     def norm(size: int) -> Any:
-        return RMSNorm.Config(normalized_shape=size, eps=hf.get("rms_norm_eps", 1e-6), param_init=skip)
+        return TiledRMSNorm.Config(normalized_shape=size, eps=hf.get("rms_norm_eps", 1e-6), param_init=skip)
+
+    def linear(size: int, to: int) -> Any:
+        return Linear.Config(in_features=size, out_features=to, param_init=skip)
 
     def block() -> Any:  # a configuration of its own for every layer: TorchTitan writes shardings into them
         gqa = make_gqa_config(
@@ -131,8 +137,8 @@ def read_model(
             gqa.qkv_linear.wqkv.param_init = skip
         return block_cls.Config(
             attention_norm=norm(dim), ffn_norm=norm(dim), attention=gqa,
-            feed_forward=make_ffn_config(
-                dim=dim, hidden_dim=hf["intermediate_size"], w1_param_init=skip, w2w3_param_init=skip
+            feed_forward=TiledFeedForward.Config(
+                w1=linear(dim, hidden), w2=linear(hidden, dim), w3=linear(dim, hidden)
             ),
         )  # fmt: skip
 
