@@ -21,7 +21,8 @@ def report(runs: tuple[str, ...], out: str | None, brief: bool) -> None:
         for run in runs:
             print_brief(run)
         return
+    from forge_host.cli.tables import size
     from forge_host.report.html import write_report
 
     path = write_report(runs, out)
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    print(f"{path} ({size(path)})")

@@ -50,10 +50,11 @@ def rollouts(
         print_table(("name", "meaning"), [(n, meaning[n] or "reward part") for n in found.names])
         return
     if page is not None:
+        from forge_host.cli.tables import size
         from forge_host.report.rollouts_page import write_page
 
         path = write_page(loaded, found, page or None)
-        print(f"{path} ({len(found.rows)} episodes, {path.stat().st_size / 1e6:.1f} MB)")
+        print(f"{path} ({len(found.rows)} episodes, {size(path)})")
         return
     if as_json:
         for row in found.rows:
@@ -87,8 +88,8 @@ def _print_lines(rows: list[Mapping[str, Any]]) -> None:
 def _print_whole(row: Mapping[str, Any]) -> None:
     from forge_host.report.html import prompt_text
 
-    versions = row.get("policy_versions") or []
-    print(f"--- step {row.get('step')}, {row.get('kind')}, {row.get('id')}, policy version {versions[-1:] or '-'}")
+    version = (row.get("policy_versions") or ["-"])[-1]
+    print(f"--- step {row.get('step')}, {row.get('kind')}, {row.get('id')}, policy version {version}")
     print(f"prompt: {prompt_text(row)}")
     if row.get("target") is not None:
         print(f"target: {row['target']}")

@@ -9,7 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+
+def size(path: Path) -> str:
+    """A file's size: `115 kB`, `2.1 MB`."""
+    count = path.stat().st_size
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{max(1, round(count / 1e3))} kB"
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
