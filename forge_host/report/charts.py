@@ -280,7 +280,7 @@ def _lines(runs: Sequence[Run], spec: Spec, reference: Reference | None = None) 
     if len(numbers) > MAX_SERIES:
         caption += f"; the first {MAX_SERIES} of {len(numbers)}"
     if broken:
-        caption += f"; not a number at {len(broken)} of the steps, first at {min(broken)}"
+        caption += f"; not a number at {len(broken)} steps, first at step {min(broken)}"
     many, several = len(runs) > 1, len(numbers) > 1
     for colour, number, line, steps, values in found:
         x, y = thin(steps, values)

@@ -117,7 +117,7 @@ def test_a_part_has_one_style_in_all_runs_and_broken_steps_are_said(make_run):
     found = {c.title: c for c in charts([load_run(make_run("plain")), load_run(make_run("bad", metrics=bad))])}
     legends = re.findall(r"<path[^>]*var\(--muted\)[^>]*>", found["Reward parts"].svg)
     assert sum("stroke-dasharray" in line for line in legends) == 1, "math is drawn as in the run without brevity"
-    assert found["KL to the reference"].caption == "nats a token; not a number at 5 of the steps, first at 16"
+    assert found["KL to the reference"].caption == "nats a token; not a number at 5 steps, first at step 16"
 
 
 def test_model_output_is_text(make_run):
