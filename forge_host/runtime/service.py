@@ -318,13 +318,17 @@ class Service:
 
         return dict(zip(range(len(self.replicas)), await asyncio.gather(*map(check, self.replicas)), strict=True))
 
-    async def shutdown(self) -> None:
-        """Stop every replica; what waits for one, and every later request, fails."""
+    def close(self) -> None:
+        """No replica is started again; what waits for one, and every later request, fails."""
         self.closed = True
         self._failed = self._failed or RunError(f"the service {self.name} is shut down")
         self._wake_all()
         for task in self._restarting:
             task.cancel()
+
+    async def shutdown(self) -> None:
+        """`close`, and stop every replica."""
+        self.close()
         await asyncio.gather(*(r.handle.shutdown() for r in self.replicas))
 
 

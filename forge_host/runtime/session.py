@@ -60,6 +60,7 @@ class Session:
         self.cluster: Cluster | None = None
         self.monarch = monarch or MonarchConfig()
         self._handles: list[ActorHandle] = []
+        self._services: list[Service] = []
         self._held: dict[str, Hold] = {}  # of what was started without a place, by role
         self._counter = itertools.count()
 
@@ -89,6 +90,8 @@ class Session:
 
     async def close(self) -> None:
         """Stop every process, at once and within `shutdown_timeout`, and give the hosts back."""
+        for service in self._services:  # else one would start again what is stopped here
+            service.close()
         handles, self._handles = self._handles, []
         try:
             await asyncio.gather(*(h.shutdown(self.monarch.shutdown_timeout) for h in handles))
@@ -219,6 +222,7 @@ class Session:
 
         router = router or builtin_router(config.router)
         service = Service(role, config, start, router)
+        self._services.append(service)
         await service.start()
         return service
 

@@ -161,6 +161,9 @@ async def test_service_bounds_what_is_in_flight() -> None:
         await asyncio.gather(*tasks)
         assert time.monotonic() - began >= 0.85
         assert await service.health_check() == {0: True}
+        os.kill(service.replicas[0].handle.pids[0], signal.SIGKILL)
+        await service.health_check(timeout_s=0.5)
+    assert service.closed and service.restarts == 1, "what ends while it restarts is not started a third time"
 
 
 def test_options_are_the_seeds() -> None:
