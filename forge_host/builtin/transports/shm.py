@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from forge_host.api import Capabilities, Receipt
+from forge_host.builtin.transports.flat import Places, views
 from forge_host.builtin.transports.lease import TOKEN_BYTES, LeasedFile, take_lease
 from forge_host.builtin.transports.memory import require_memory
 from forge_host.builtin.transports.pinned import Pin, PinnedMaps, uses_gpu
@@ -112,17 +113,13 @@ class SharedMemory:
         import torch
 
         with lease:
-            end = max((offset + size for *_, offset, size in receipt.location["tensors"]), default=0)
+            end = max((offset + size for *_, offset, size in receipt.location["tensors"] if size), default=0)
             pages = self._pinned.get(lease.fileno(), receipt.location, end) if uses_gpu() else None
             if pages is None:
                 pages = mmap.mmap(lease.fileno(), 0, access=mmap.ACCESS_COPY)  # unmapped with its last tensor
-            for name, dtype, shape, offset, size in receipt.location["tensors"]:
-                kind = getattr(torch, dtype)
-                if size == 0:
-                    yield name, torch.empty(shape, dtype=kind)
-                    continue
-                flat = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=offset)
-                yield name, flat.view(kind).view(shape)
+            # Views of one tensor, so that a reader sees which of them lie next to each other.
+            flat = torch.frombuffer(pages, dtype=torch.uint8, count=end) if end else torch.empty(0, dtype=torch.uint8)
+            yield from views(flat, receipt.location["tensors"])
 
 
 class _Buffer(LeasedFile):
@@ -136,6 +133,7 @@ class _Buffer(LeasedFile):
         super().__init__(namespace)
         self._pages: mmap.mmap | None = None
         self._pin: Pin | None = None
+        self._places: Places = {}
         self._expected = expected
         self.touched = 0  # bytes that may have pages behind them
 
@@ -159,31 +157,46 @@ class _Buffer(LeasedFile):
             offset = -(-end // ALIGNMENT) * ALIGNMENT
             end = offset + tensor.nbytes
             if tensor.nbytes:
-                pages = self._reserve(end)
-                room = torch.frombuffer(pages, dtype=torch.uint8, count=tensor.nbytes, offset=offset)
-                room.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=self._pin is not None)
-                del room  # or the mapping could not grow
+                self._reserve(end)
+                self._place(offset, tensor).copy_(tensor, non_blocking=self._pin is not None)
             index.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, tensor.nbytes))
             if checksums:
                 digests[name] = tensor_digest(tensor)
         if self._pin is not None:
             torch.cuda.synchronize()
+        if len(self._places) > 2 * len(index):  # of versions of other sizes
+            self._places.clear()
         self.seal()
         return index, digests
 
     def close(self) -> None:
         self._unpin()
+        self._places.clear()
         if self._pages is not None:
             self._pages.close()
             self._pages = None
         super().close()
 
-    def _reserve(self, size: int) -> mmap.mmap:
-        """The mapping, with room for `size` bytes; it grows by more than needed, as untouched pages cost nothing."""
+    def _place(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+        """A view of the mapping; a model's tensors are the same every time, and making views takes as long as small
+        tensors' copies."""
+        import torch
+
+        key = offset, like.dtype, like.shape
+        place = self._places.get(key)
+        if place is None:
+            assert self._pages is not None
+            flat = torch.frombuffer(self._pages, dtype=torch.uint8, count=like.nbytes, offset=offset)
+            place = self._places[key] = flat.view(like.dtype).view(like.shape)
+        return place
+
+    def _reserve(self, size: int) -> None:
+        """Room for `size` bytes in the mapping; it grows by more than needed, as untouched pages cost nothing."""
         if self._pages is None or size > len(self._pages):
             room = max(size + size // 4, self._expected, 1 << 20)
             require_memory(size - self.touched, "publish the weights")
             self._unpin()
+            self._places.clear()  # the mapping cannot grow with views of it
             if self._pages is None:
                 os.ftruncate(self.fd, room)
                 self._pages = mmap.mmap(self.fd, room)
@@ -193,7 +206,6 @@ class _Buffer(LeasedFile):
         if self._pin is None and known > size and uses_gpu():
             self._pin = Pin.of(self._pages, known)
         self.touched = max(self.touched, size)
-        return self._pages
 
     def _unpin(self) -> None:
         if self._pin is not None:

@@ -10,9 +10,8 @@ Names and shapes are Hugging Face's; a tied head is not given twice.
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +99,20 @@ def hf_tensors(model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> Iterato
         yield from whole(adapter, part, spec, dtype)
 
 
-def layers(model: nn.Module, spec: ModelSpec) -> Iterable[dict[str, Tensor]]:
-    """The model's own tensors under their TorchTitan names, layer by layer; a tied head is left out."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, value in model.state_dict().items():
-        if spec.tied and name == "lm_head.weight":
-            continue
-        layer = re.match(r"layers\.\d+\.", name)
-        found.setdefault(layer.group(0) if layer else name, {})[name] = value
-    return found.values()
+def layers(model: nn.Module, spec: ModelSpec) -> Iterator[dict[str, Tensor]]:
+    """The model's own tensors under their TorchTitan names, layer by layer; a tied head is left out.
+
+    One layer at a time, because TorchTitan splits fused matrices into copies here: they are used while in cache.
+    """
+    for name, child in model.named_children():
+        inner = child.named_children() if name == "layers" else ()
+        parts = [(f"{name}.{key}.", layer) for key, layer in inner] or [(f"{name}.", child)]
+        for prefix, module in parts:
+            found = module.state_dict(prefix=prefix)
+            if spec.tied:
+                found.pop("lm_head.weight", None)
+            if found:
+                yield found
 
 
 def whole(
@@ -119,8 +123,8 @@ def whole(
     full = {k: v.to(dtype) for k, v in lora.merged(full, spec.lora_scaling).items()}
     if spec.tied and "tok_embeddings.weight" in full:
         yield "model.embed_tokens.weight", full["tok_embeddings.weight"]
-    else:
-        yield from adapter.to_hf(full).items()
+    else:  # gate and up next to each other, as vLLM has them in one matrix: it can take them as they are then
+        yield from sorted(adapter.to_hf(full).items(), key=lambda item: ".down_proj." in item[0])
 
 
 def save_folder(path: str, model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> None:

@@ -6,13 +6,19 @@
 
 vLLM's reload copies every matrix into new memory, packs it and goes through each loader twice. Here a matrix is put
 together in memory that is used again, while it is still in the processor's cache, or taken from the transport as it
-is; then vLLM's own method packs it. What ends where is recorded as in `forge_plugin_vllm.inplace`.
+is, also when it is made of tensors that were published one behind the other (q, k, v; gate, up); then vLLM's own
+method packs it. What ends where is recorded as in `forge_plugin_vllm.inplace`.
+
+Matrices are packed by several threads at once, each with its share of the cores: setting up each packing is work of one
+thread, and as long as that takes the other cores would wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import attrs
@@ -21,6 +27,7 @@ from torch import Tensor, nn
 
 from forge_plugin_vllm.inplace import Piece, Plan, record, storage_of
 
+WORKERS = 4  #: threads that pack at once, at most
 PROBES = 4  #: rows that go through each packed matrix when two ways of packing are compared
 
 
@@ -34,14 +41,34 @@ class Packed:
     dtype: torch.dtype
 
     def matrix(self, tensors: Mapping[str, Tensor], room: Tensor) -> Tensor:
-        first = self.pieces[0].source(tensors)
-        if len(self.pieces) == 1 and first.shape == self.shape and first.dtype == self.dtype:
-            return first.contiguous()
+        sources = [piece.source(tensors) for piece in self.pieces]
+        if self._in_place(sources):
+            return sources[0].as_strided(self.shape, (self.shape[1], 1))
         out = room[: self.shape[0] * self.shape[1]].view(self.shape)
-        for piece in self.pieces:
+        for piece, source in zip(self.pieces, sources, strict=True):
             place = piece.place
-            out.as_strided(place.shape, place.stride(), place.storage_offset()).copy_(piece.source(tensors))
+            out.as_strided(place.shape, place.stride(), place.storage_offset()).copy_(source)
         return out
+
+    def pack(self, tensors: Mapping[str, Tensor], room: Tensor) -> None:
+        layer = self.layer
+        layer.weight = nn.Parameter(self.matrix(tensors, room), requires_grad=False)
+        layer.quant_method.process_weights_after_loading(layer)
+        if layer.weight.numel():
+            raise RuntimeError(f"vLLM did not pack the weights of {type(layer).__name__}")
+
+    def _in_place(self, sources: list[Tensor]) -> bool:
+        """The sources lie in memory as the whole matrix would: one alone, or published one behind the other."""
+        first = sources[0]
+        begin, storage = first.storage_offset(), storage_of(first)
+        return all(
+            source.dtype == self.dtype
+            and source.is_contiguous()
+            and piece.place.is_contiguous()
+            and storage_of(source) == storage
+            and source.storage_offset() - begin == piece.place.storage_offset()
+            for piece, source in zip(self.pieces, sources, strict=True)
+        )
 
 
 @attrs.define(eq=False)
@@ -52,12 +79,15 @@ class PackingPlan:
         plan: of all tensors, on parameters as they were before packing.
         packed: layers whose parameters are packed away.
         kept: layers that pack a matrix and keep it too (embeddings); those that share one stand together.
+        rooms: for putting a matrix together, one for each thread.
+        pool: these threads. They stay, because OpenMP takes long to get to know new ones.
     """
 
     plan: Plan
     packed: tuple[Packed, ...]
     kept: tuple[tuple[Any, ...], ...]
-    room: Tensor
+    rooms: tuple[Tensor, ...]
+    pool: ThreadPoolExecutor
 
     def problem(self) -> str | None:
         """Why this plan is not one for whole updates; None when it is."""
@@ -71,13 +101,33 @@ class PackingPlan:
     @torch.no_grad()
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy and pack all of `tensors`."""
+        free: SimpleQueue[Tensor] = SimpleQueue()
+        for room in self.rooms:
+            free.put(room)
+
+        inference = torch.is_inference_mode_enabled()  # each thread has a mode of its own
+
+        def pack(each: Packed | None) -> None:
+            room = free.get()
+            try:
+                with torch.inference_mode(inference), torch.no_grad():
+                    if each is None:
+                        self._keep(tensors)
+                    else:
+                        each.pack(tensors, room)
+            finally:
+                free.put(room)
+
+        threads = torch.get_num_threads()
+        try:
+            # What is kept first, as it takes longest; none of it in this thread, whose helpers would wait spinning.
+            list(self.pool.map(pack, (None, *self.packed)))
+        finally:
+            torch.set_num_threads(threads)  # MKL's setting is one for all threads
+
+    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
         for piece in self._direct():
             piece.place.copy_(piece.source(tensors))
-        for each in self.packed:
-            each.layer.weight = nn.Parameter(each.matrix(tensors, self.room), requires_grad=False)
-            each.layer.quant_method.process_weights_after_loading(each.layer)
-            if each.layer.weight.numel():
-                raise RuntimeError(f"vLLM did not pack the weights of {type(each.layer).__name__}")
         for first, *others in self.kept:
             first.quant_method.process_weights_after_loading(first)
             for other in others:
@@ -120,7 +170,11 @@ def record_packed(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Pa
     kept = tuple(tuple(group) for group in groups.values() if any(isinstance(m, ParallelLMHead) for m in group))
     largest = max((each.shape[0] * each.shape[1] for each in packed), default=0)
     dtype = packed[0].dtype if packed else torch.bfloat16
-    return PackingPlan(plan, tuple(packed), kept, torch.empty(largest, dtype=dtype))
+    threads = torch.get_num_threads()
+    workers = min(WORKERS, threads)
+    rooms = tuple(torch.empty(largest, dtype=dtype) for _ in range(workers))
+    pool = ThreadPoolExecutor(workers, "pack", torch.set_num_threads, (max(1, threads // workers),))
+    return PackingPlan(plan, tuple(packed), kept, rooms, pool)
 
 
 @contextmanager
