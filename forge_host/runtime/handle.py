@@ -152,7 +152,7 @@ class ActorHandle:
             f"rank {i} on {self.ranks[i][0]}, pid {self.ranks[i][1]}" + (f", {states[i]}" if states[i] else "")
             for i in chosen
         ]
-        return "; ".join(parts) or f"{self.procs} ranks, still starting"
+        return "; ".join(parts) or f"{self.procs} rank{'s' * (self.procs > 1)}, still starting"
 
     def last_lines(self, rank: int = 0) -> str:
         """The end of a rank's log, indented, or an empty string."""
