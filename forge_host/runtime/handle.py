@@ -70,7 +70,7 @@ class ActorHandle:
         self.ranks: list[tuple[str, int]] = []  #: host and pid of every rank, once they are up
         self._machines: list[str] = []  # of every rank, as `identity` tells them apart
         self._actor, self._proc_mesh = actor, proc_mesh
-        self._looked, self._gone_since = 0.0, 0.0
+        self._looked, self._looks_gone = 0.0, 0
 
     def __getattr__(self, name: str) -> Call:
         if name.startswith("_"):
@@ -90,13 +90,15 @@ class ActorHandle:
         return [pid for machine, (_, pid) in zip(self._machines, self.ranks, strict=True) if machine == here]
 
     def gone(self) -> bool:
-        """Whether one of the processes here has been gone for GONE_S; looks at most every LOOK_S."""
+        """Whether one of the processes here has been gone for GONE_S; looks at most every LOOK_S.
+
+        Looks are counted, as a clock would also count the time in which this process and Monarch were suspended.
+        """
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            ended = any(_state(pid) == "ended" for pid in self.pids)
-            self._gone_since = (self._gone_since or now) if ended else 0.0
-        return bool(self._gone_since) and now - self._gone_since >= GONE_S
+            self._looks_gone = self._looks_gone + 1 if any(_state(pid) == "ended" for pid in self.pids) else 0
+        return self._looks_gone * LOOK_S > GONE_S
 
     async def start(self, timeout_s: float, key: str) -> None:
         """Wait until every process is there and `setup` is done, `timeout_s` seconds in all; `key` set that number.
