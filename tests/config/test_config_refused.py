@@ -6,6 +6,7 @@ import pytest
 
 from forge_host.config import checks, load_plugins, resolve, resolve_model
 from forge_host.errors import PluginError, UsageError
+from forge_host.plugins import PluginHost
 from forge_host.types import Finding
 
 FAKE_RL = Path(__file__).parent / "fake_rl.py"
@@ -306,3 +307,27 @@ def test_plugins_named_in_the_configuration_are_loaded(write, tmp_path):
 def test_combinations_name_the_line_of_the_key(resolved):
     with pytest.raises(UsageError, match=r"^c.yaml:\d+: .*training.seq_len is 8"):
         resolved("training:\n  seq_len: 8")
+
+
+def test_two_plugins_with_one_component_are_named(write, tmp_path):
+    copy = tmp_path / "other_rl.py"
+    copy.write_text(FAKE_RL.read_text())
+    host = PluginHost.load((), files=(str(FAKE_RL), str(copy)), strict=True)
+    with pytest.raises(PluginError, match="model `tiny` is offered by .*write `fake-rl/tiny` or `other-rl/tiny`"):
+        resolve(write("model: tiny\n"), host=host)
+    with pytest.raises(PluginError, match="c.yaml:2, algorithm: algorithm `grpo` is offered by .*fake-rl/grpo"):
+        resolve(write("model: fake-rl/tiny\ngrpo: {beta: 0.1}\n"), host=host)
+
+
+def test_a_key_one_level_too_high_is_told_where_it_belongs(host, tmp_path):
+    with pytest.raises(UsageError, match=r"config key `max_steps` is unknown; did you mean `training.max_steps`\?"):
+        resolve(None, overrides=["max_steps=3"], host=host)
+
+
+def test_a_recipes_name_means_the_shipped_recipe(write, tmp_path):
+    from forge_host.config.recipes import find_config, recipe_names
+
+    write("model: other\n", "quickstart")
+    assert "quickstart" in recipe_names()
+    assert find_config("quickstart").parent.name == "recipes"
+    assert find_config("./quickstart").resolve() == tmp_path / "quickstart"

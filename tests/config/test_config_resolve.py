@@ -8,7 +8,7 @@ import pytest
 
 from forge_host.config import explain, resolve
 from forge_host.config.schema import ServiceConfig
-from forge_host.errors import PluginError, UsageError
+from forge_host.errors import UsageError
 from forge_host.plugins import PluginHost
 from forge_host.types import Use
 
@@ -382,30 +382,6 @@ def test_the_configuration_is_plain_data(resolved):
     run = resolved("grpo: {beta: 0.1}")
     assert pickle.loads(pickle.dumps(run.plan)) == run.plan
     assert attrs.asdict(run.config)["training"]["seed"] == 0
-
-
-def test_two_plugins_with_one_component_are_named(write, tmp_path):
-    copy = tmp_path / "other_rl.py"
-    copy.write_text(FAKE_RL.read_text())
-    host = PluginHost.load((), files=(str(FAKE_RL), str(copy)), strict=True)
-    with pytest.raises(PluginError, match="model `tiny` is offered by .*write `fake-rl/tiny` or `other-rl/tiny`"):
-        resolve(write("model: tiny\n"), host=host)
-    with pytest.raises(PluginError, match="c.yaml:2, algorithm: algorithm `grpo` is offered by .*fake-rl/grpo"):
-        resolve(write("model: fake-rl/tiny\ngrpo: {beta: 0.1}\n"), host=host)
-
-
-def test_a_recipes_name_means_the_shipped_recipe(write, tmp_path):
-    from forge_host.config.recipes import find_config, recipe_names
-
-    write("model: other\n", "quickstart")
-    assert "quickstart" in recipe_names()
-    assert find_config("quickstart").parent.name == "recipes"
-    assert find_config("./quickstart").resolve() == tmp_path / "quickstart"
-
-
-def test_a_key_one_level_too_high_is_told_where_it_belongs(host, tmp_path):
-    with pytest.raises(UsageError, match=r"config key `max_steps` is unknown; did you mean `training.max_steps`\?"):
-        resolve(None, overrides=["max_steps=3"], host=host)
 
 
 def test_the_algorithms_section_shows_what_holds(resolved):

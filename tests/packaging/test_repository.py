@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from distributions import PLUGINS, PROJECTS, REPO
 
-TOP_LEVEL = {"forge_host", "plugins", "contrib", "tests", "pyproject.toml", "README.md", "LICENSE", "Makefile"}
+TOP_LEVEL = {
+    "forge_host", "plugins", "contrib", "tests", "pyproject.toml", "README.md", "LICENSE", "Makefile", "conftest.py",
+}  # fmt: skip
 #: What runs and builds leave behind; .gitignore names the same.
 IGNORED = {"runs", "build", "dist", "__pycache__"}
 MAX_LINES = 400
