@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,16 @@ def test_a_small_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
         shared.require_shared_memory(3 << 30)
     with pytest.raises(RunError, match=r"mount -o remount,size=7G /dev/shm \(docker: --shm-size\), or set transport: "):
         shared.require_shared_memory(3 << 30)
+
+
+def test_leftovers_of_killed_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shared, "FOLDER", str(tmp_path))
+    (tmp_path / f"torch_{os.getpid()}_1_0").write_bytes(b"x")  # of a living process
+    assert shared.leftovers() is None
+    (tmp_path / f"torch_{2**22 + 1}_1_0").write_bytes(bytes(2_000_000))
+    assert shared.leftovers() == (
+        f"{tmp_path} holds 2 MB of shared memory of processes that were killed", f"rm {tmp_path}/torch_{2**22 + 1}_*"
+    )  # fmt: skip
 
 
 # --- with it ----------------------------------------------------------------------------------------------------------

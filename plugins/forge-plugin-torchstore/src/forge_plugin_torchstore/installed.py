@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from forge_host.api import Finding, PluginError
+from forge_plugin_torchstore.shared import leftovers
 
 if TYPE_CHECKING:
     from forge_host.config import Plan
@@ -59,14 +60,18 @@ def installed_revision(found: Distribution) -> str:
 
 
 def findings(plan: Plan) -> Iterable[Finding]:
-    """An error when the plan's transport is TorchStore and it cannot work; nothing has been started yet."""
+    """When the plan's transport is TorchStore: an error when it cannot work, a warning of what dead runs have left.
+
+    Nothing has been started yet.
+    """
     if (plan.transport.plugin, plan.transport.name) != ("torchstore", "torchstore"):
         return []
     try:
         check_torchstore()
     except PluginError as error:
         return [Finding("error", f"transport torchstore: {error.message}", error.fix or "")]
-    return []
+    left = leftovers()
+    return [Finding("warning", *left)] if left else []
 
 
 def _is_installed(name: str) -> bool:
