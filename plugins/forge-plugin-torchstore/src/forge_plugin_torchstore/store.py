@@ -45,15 +45,11 @@ class Store:
             RunError: backend "rdma" without a device.
         """
         from monarch.actor import this_host
-        from monarch.config import configure
         from torchstore.controller import Controller
         from torchstore.storage_volume import StorageVolume
 
         from forge_plugin_torchstore.strategy import OneVolume
 
-        # Monarch ends a process that is not in a mesh, such as a script that reads, 30 s after a message of its that
-        # was not acknowledged before this process died; by default messages wait half a second for that.
-        configure(message_ack_every_n_messages=1)
         strategy = OneVolume(_transport_type(backend))
         mesh = this_host().spawn_procs(per_host={"gpus": 1}, name=f"torchstore-{uuid.uuid4().hex[:8]}")
         volumes = mesh.spawn("volume", StorageVolume, id_func=OneVolume.get_volume_id)
