@@ -7,7 +7,8 @@
 
 fsdp, tensor, seed   20 steps: trainer on 2 GPUs (FSDP, then tensor parallel) beside vLLM on 2; then torchforge's own
                      configuration, trainer 2 x 2 on 4 GPUs and vLLM's 2 on two of them
-gradients            one batch on 1 GPU, FSDP 2 and tensor parallel 2: at most 1e-5 apart in float32, 1e-2 in bfloat16
+gradients            one batch on 1 GPU, FSDP 2, tensor and context parallel 2: at most 1e-5 apart in float32, 1e-2 in
+                     bfloat16
 loop                 an asynchronous step over the larger of generation and training alone: at most 1.2
 broadcast            NCCL's own broadcast of the model's bytes, in GB/s; sync of the fsdp row over it: at least 60%
 kill                 one of two generator replicas is killed at the third step; the run finishes

@@ -20,6 +20,7 @@ import torch.multiprocessing as mp
 SPLITS: dict[str, tuple[dict[str, int], int]] = {
     "one": ({}, 1), "fsdp 2": ({"data_parallel_shard_degree": 2}, 2),
     "tensor 2": ({"tensor_parallel_degree": 2, "data_parallel_shard_degree": 1}, 2),
+    "context 2": ({"context_parallel_degree": 2, "data_parallel_shard_degree": 1}, 2),
 }  # fmt: skip
 LIMITS = {"float32": 1e-5, "bfloat16": 1e-2}
 

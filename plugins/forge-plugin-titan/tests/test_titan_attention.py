@@ -9,7 +9,7 @@ import torch
 from forge_plugin_titan.attention import block_plan
 from forge_plugin_titan.config import TitanConfig
 from forge_plugin_titan.device import prepare
-from forge_plugin_titan.layout import Segment
+from forge_plugin_titan.layout import Segment, cut
 from titan_helpers import batches, make_rows, objective, save_model
 
 from forge_host.config.schema import ParallelismConfig, TrainingConfig
@@ -31,20 +31,28 @@ def dense(segments=SEGMENTS, length=LENGTH):
     return mask
 
 
+def parts(number):
+    """Where the part of each of `number` processes begins and ends, and its pieces of segments."""
+    size = LENGTH // number
+    return [(i * size, i * size + size, cut(SEGMENTS, i * size, i * size + size)) for i in range(number)]
+
+
+@pytest.mark.parametrize("begin, end, segments", [*parts(1), *parts(2), *parts(5)])
 @pytest.mark.parametrize("block", [4, 8, 16, 128])
-def test_flex_mask_has_every_block_that_is_seen_and_no_other(block):
+def test_flex_mask_has_every_block_that_is_seen_and_no_other(block, begin, end, segments):
     from forge_plugin_titan.flex import flex_mask
 
-    mask, expected = flex_mask(SEGMENTS, "cpu", block), dense()
-    at = torch.arange(LENGTH)
-    assert torch.equal(mask.mask_mod(None, None, at[:, None], at[None]), expected)
-    blocks = -(-LENGTH // block)
-    padded = torch.zeros(blocks * block, blocks * block, dtype=torch.bool)
-    padded[:LENGTH, :LENGTH] = expected
-    tiles = padded.view(blocks, block, blocks, block).transpose(1, 2).flatten(2)
+    mask, expected = flex_mask(segments, "cpu", LENGTH, block), dense()[begin:end]
+    at, queries = torch.arange(LENGTH), end - begin
+    assert mask.seq_lengths == expected.shape
+    assert torch.equal(mask.mask_mod(None, None, at[:queries, None], at[None]), expected)
+    above, blocks = -(-queries // block), -(-LENGTH // block)
+    padded = torch.zeros(above * block, blocks * block, dtype=torch.bool)
+    padded[:queries, :LENGTH] = expected
+    tiles = padded.view(above, block, blocks, block).transpose(1, 2).flatten(2)
 
     def chosen(number, columns):
-        out = torch.zeros(blocks, blocks, dtype=torch.bool)
+        out = torch.zeros(above, blocks, dtype=torch.bool)
         for row, (n, order) in enumerate(zip(number[0, 0].tolist(), columns[0, 0].tolist(), strict=True)):
             out[row, order[:n]] = True
         return out
@@ -69,7 +77,7 @@ def stand_in(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gq
     return out[0].transpose(0, 1)
 
 
-def test_varlen_and_blocks_attend_alike(monkeypatch):
+def test_varlen_and_blocks_attend_alike_whole_and_in_parts(monkeypatch):
     from forge_plugin_titan import varlen
     from forge_plugin_titan.attention import BlockAttention
 
@@ -77,11 +85,19 @@ def test_varlen_and_blocks_attend_alike(monkeypatch):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, LENGTH, n, 8, requires_grad=True) for n in (4, 2, 2))
     found = []
-    for inner, plan in ((varlen.SegmentVarlen, varlen.varlen_plan), (BlockAttention, block_plan)):
-        out = inner.Config().build()(q, k, v, attention_masks=plan(SEGMENTS, "cpu"), enable_gqa=True)
-        found.append((out, *torch.autograd.grad((out * out).sum(), (q, k, v))))
-    for left, right in zip(*found, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+    for inner, plan in (
+        (BlockAttention, lambda segments: block_plan(segments, "cpu")),
+        (varlen.SegmentVarlen, lambda segments: varlen.varlen_plan(segments, "cpu", LENGTH)),
+    ):
+        attend = inner.Config().build()
+        for number in (1, 2, 5, 8):
+            out = torch.cat(
+                [attend(q[:, a:b], k, v, attention_masks=plan(s), enable_gqa=True) for a, b, s in parts(number)], dim=1
+            )
+            found.append((out, *torch.autograd.grad((out * out).sum(), (q, k, v))))
+    for other in found[1:]:
+        for left, right in zip(found[0], other, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

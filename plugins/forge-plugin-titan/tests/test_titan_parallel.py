@@ -1,30 +1,36 @@
-"""Two processes over gloo: FSDP and tensor parallelism give the step that one process gives."""
+"""Two processes over gloo: FSDP, tensor and context parallelism give the step that one process gives."""
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 
 import attrs
 import pytest
 import torch
 import torch.multiprocessing as mp
-from titan_helpers import batches, make_rows, objective, save_model
+from titan_helpers import batches, make_row, make_rows, objective, save_model
 
 from forge_host.config.schema import ParallelismConfig, TrainingConfig
 from forge_host.errors import UsageError
+from forge_host.types import Aggregation
 
 TRAINING = TrainingConfig(dtype="float32", seq_len=64, learning_rate=1e-3, max_grad_norm=0.5)
 
 
 LORA = {"lora_rank": 4}
+CONTEXT = ParallelismConfig(context_parallel_degree=2)
 CASES = {
     "shard": (ParallelismConfig(), TRAINING),
     "tensor": (ParallelismConfig(tensor_parallel_degree=2), TRAINING),
+    "context": (CONTEXT, TRAINING),
     "lora-shard": (ParallelismConfig(), TRAINING),
     "lora-tensor": (ParallelismConfig(tensor_parallel_degree=2), TRAINING),
+    "lora-context": (CONTEXT, TRAINING),
     "replicate": (ParallelismConfig(data_parallel_replicate_degree=2, data_parallel_shard_degree=1), TRAINING),
     "bfloat16": (ParallelismConfig(), attrs.evolve(TRAINING, dtype="bfloat16", gradient_checkpointing=True)),
+    "bfloat16-context": (CONTEXT, attrs.evolve(TRAINING, dtype="bfloat16", gradient_checkpointing=True)),
 }
 FAMILIES = ("llama", "qwen3")
 
@@ -98,6 +104,38 @@ def first_gradients(engine, inputs, targets):
     return found
 
 
+def sequence_ratio(logprobs, generator_logprobs, advantages, padding_mask):
+    """One ratio a response, as GSPO's."""
+    from forge_host.rl import safe_exp, sequence_log_ratio
+
+    return -safe_exp(sequence_log_ratio(logprobs, generator_logprobs, padding_mask)) * advantages
+
+
+def sequence_gradients(folder, parallelism):
+    """Loss and gradients of whole sequences with an entropy bonus, prompts shared and not.
+
+    In the last micro-batch only the last token predicts a response token: of two processes the first has none.
+    """
+    from forge_plugin_titan.config import TitanConfig
+    from forge_plugin_titan.engine import TitanEngine
+
+    from forge_host.rl import Objective
+
+    rows = make_rows(seed=2, groups=3, per_group=3)
+    lone = make_row(random.Random(0), range(13), 1)
+    inputs, targets = batches([rows, [lone]])
+    whole = Objective(sequence_ratio, Aggregation(mode="sequence-mean"), entropy_coef=0.01)
+    found = {}
+    for share_prompts in (True, False):
+        config = TitanConfig(fuse_qkv=False, share_prompts=share_prompts)
+        engine = TitanEngine(config, folder, TRAINING, parallelism, whole)
+        gradients = first_gradients(engine, inputs, targets)
+        found |= {f"{name} {share_prompts}": gradient for name, gradient in gradients.items()}
+        found[f"loss {share_prompts}"] = torch.tensor(engine.metrics()["policy/loss"])
+        found[f"tokens {share_prompts}"] = torch.tensor(engine.metrics()["tokens/trained"])
+    return found
+
+
 def run_rank(rank, port, base):
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
@@ -111,6 +149,7 @@ def run_rank(rank, port, base):
             out = f"{base}/{family}-{case}"
             found = three_steps(f"{base}/{family}", parallelism, training, out, case.startswith("lora"))
             torch.save(found, f"{base}/{family}-{case}.{rank}.pt")
+        torch.save(sequence_gradients(f"{base}/{family}", CONTEXT), f"{base}/{family}-sequence.{rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -149,35 +188,51 @@ def ranks(base, family, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["shard", "tensor", "replicate"])
+@pytest.mark.parametrize("case", ["shard", "tensor", "context", "replicate"])
 def test_two_processes_take_the_steps_of_one(base, alone, case):
     same_steps(*alone, ranks(base, alone[0], case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["lora-shard", "lora-tensor"])
+@pytest.mark.parametrize("case", ["lora-shard", "lora-tensor", "lora-context"])
 def test_two_processes_train_the_adapters_of_one(base, alone_with_lora, case):
     same_steps(*alone_with_lora, ranks(base, alone_with_lora[0], case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["shard", "tensor", "replicate", "lora-shard", "lora-tensor"])
+@pytest.mark.parametrize(
+    "case", ["shard", "tensor", "context", "replicate", "lora-shard", "lora-tensor", "lora-context"]
+)
 def test_gradients_agree(base, alone, alone_with_lora, case):
     """In float32, relative to the largest gradient of each matrix, 1e-5."""
     family, expected = alone_with_lora if case.startswith("lora") else alone
     for found in ranks(base, family, case):
-        assert found["gradients"].keys() == expected["gradients"].keys()
-        for name, gradient in expected["gradients"].items():
-            limit = 1e-5 * float(gradient.abs().max()) + 1e-9
-            torch.testing.assert_close(found["gradients"][name], gradient, rtol=0, atol=limit, msg=name)
+        same_gradients(found["gradients"], expected["gradients"])
+
+
+@pytest.mark.slow
+def test_a_sequence_split_over_processes_has_the_gradients_of_whole_ones(base, alone):
+    family, _ = alone
+    expected = sequence_gradients(str(base / family), ParallelismConfig())
+    assert float(expected["loss True"]) == pytest.approx(float(expected["loss False"]), abs=1e-6)
+    for found in ranks(base, family, "sequence"):
+        same_gradients(found, expected)
+
+
+def same_gradients(found, expected):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        limit = 1e-5 * float(gradient.abs().max()) + 1e-9
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=limit, msg=name)
 
 
 @pytest.mark.slow
 def test_shards_share_the_optimizers_state(base, alone):
     family, expected = alone
-    both = [found["moments"] for found in ranks(base, family, "shard")]
-    assert sum(both) == expected["moments"]
-    assert max(both) < 0.6 * expected["moments"]
+    for case in ("shard", "context"):
+        both = [found["moments"] for found in ranks(base, family, case)]
+        assert sum(both) == expected["moments"]
+        assert max(both) < 0.6 * expected["moments"]
     assert all(found["moments"] == expected["moments"] for found in ranks(base, family, "replicate"))
 
 
@@ -208,21 +263,22 @@ def test_ranks_publish_what_they_hold(base, alone, case):
     sizes = [found["pieces"][1] for found in both]
     assert sum(sizes) == sum(tensor.nbytes for tensor in whole.values())
     assert sizes[1] == 0 if case == "replicate" else sizes[1] > 0
-    if case in ("shard", "tensor", "bfloat16"):
+    if case in ("shard", "tensor", "context", "bfloat16"):
         assert max(sizes) < 0.7 * sum(sizes)
 
 
 @pytest.mark.slow
-def test_bfloat16_and_recomputation_on_shards(base, alone):
+@pytest.mark.parametrize("case", ["bfloat16", "bfloat16-context"])
+def test_bfloat16_and_recomputation_on_shards(base, alone, case):
     family, expected = alone
-    found = ranks(base, family, "bfloat16")[0]
+    found = ranks(base, family, case)[0]
     assert found["steps"][0][0] == pytest.approx(expected["steps"][0][0], abs=0.05)
     assert found["resumed"] == found["third"]
     assert all(tensor.dtype == torch.bfloat16 for tensor in found["weights"].values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["shard", "tensor"])
+@pytest.mark.parametrize("case", ["shard", "tensor", "context"])
 def test_sharded_models_export_what_they_publish(base, alone, case):
     from safetensors.torch import load_file
 
@@ -236,10 +292,13 @@ def test_sharded_models_export_what_they_publish(base, alone, case):
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        ({"tensor_parallel_degree": 3}, "tensor 3 x replicate 1 x shard 1 = 3 processes, services.trainer.procs is 4"),
-        ({"data_parallel_shard_degree": 2}, "tensor 1 x replicate 1 x shard 2 = 2 processes"),
-        ({"pipeline_parallel_degree": 2}, "does not support pipeline_parallel_degree 2"),
-        ({"context_parallel_degree": 2}, "does not support context_parallel_degree 2"),
+        ({"tensor_parallel_degree": 3}, "tensor 3 x context 1 x replicate 1 x shard 1 = 3 processes, services.trainer"),
+        (
+            {"context_parallel_degree": 3},
+            "tensor 1 x context 3 x replicate 1 x shard 1 = 3 .*services.trainer.procs is 4",
+        ),
+        ({"data_parallel_shard_degree": 2}, "tensor 1 x context 1 x replicate 1 x shard 2 = 2 processes"),
+        ({"pipeline_parallel_degree": 2}, "does not support parallelism.pipeline_parallel_degree 2"),
         ({"expert_parallel_degree": 2}, "dense models only"),
     ],
 )
@@ -255,3 +314,16 @@ def test_rest_of_the_processes_shard():
 
     degrees = resolve(ParallelismConfig(tensor_parallel_degree=2), 8)
     assert (degrees.shard, degrees.data) == (4, 4)
+    degrees = resolve(ParallelismConfig(tensor_parallel_degree=2, context_parallel_degree=2), 8)
+    assert (degrees.shard, degrees.data) == (2, 2)
+
+
+@pytest.mark.parametrize("axis", ["pipeline", "expert"])
+def test_an_axis_that_is_refused_stops_the_plan(axis):
+    from forge_host.config import resolve
+    from forge_host.plugins import PluginHost
+
+    host = PluginHost.load(("titan",))
+    options = [f"parallelism.{axis}_parallel_degree=2", "services.trainer.procs=2"]
+    with pytest.raises(UsageError, match=f"does not support parallelism.{axis}_parallel_degree 2: "):
+        resolve("quickstart", host=host, overrides=options)

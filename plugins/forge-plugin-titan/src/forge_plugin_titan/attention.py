@@ -35,7 +35,8 @@ class Stack:
 
     Args:
         blocked: bool [1 or B, 1, Q, P + Q], True where a query must not look.
-        prefixes: int64 [U, P] stream index of the different prefixes' tokens, or None when no segment has one.
+        prefixes: int64 [U, P] stream index of the different prefixes' tokens, or None when no segment has one. A
+            prefix is all that every token of the segment sees: its prompt, its head.
         owner: int64 [B], which prefix each segment has.
     """
 
@@ -48,23 +49,26 @@ class Stack:
 
 @attrs.frozen(eq=False)
 class BlockPlan:
-    """Stacks, and the places of stream tokens in them laid end to end.
+    """Stacks, and the places of the segments' tokens in them laid end to end.
 
     Args:
-        spread: int64 [S], stream index of every place; filling places repeat index 0.
-        collect: int64 [L], the place of every stream token.
+        spread: int64 [S], index of the token in every place, 0 for the first segment's first; filling places repeat 0.
+        collect: int64 [L], the place of every token.
         filling: int64 [F], places that hold no token.
+        begin: stream index of the first token; not 0 in parts after the first.
     """
 
     stacks: tuple[Stack, ...]
     spread: Tensor
     collect: Tensor
     filling: Tensor
+    begin: int
 
 
 def block_plan(segments: Sequence[Segment], device: torch.device | str) -> BlockPlan:
     """Stack segments of like prefix and length so that little is computed for nothing."""
-    order = sorted(segments, key=lambda s: (s.prefix_length, s.length))
+    begin = segments[0].start
+    order = sorted(segments, key=lambda s: (s.num_ahead, s.length))
     parts: list[list[Segment]] = []
     for segment in order:
         part = parts[-1] if parts else []
@@ -81,33 +85,35 @@ def block_plan(segments: Sequence[Segment], device: torch.device | str) -> Block
         for segment in part:
             for i in range(queries):
                 if i < segment.length:
-                    collect[segment.start + i] = len(spread)
-                    spread.append(segment.start + i)
+                    collect[segment.start - begin + i] = len(spread)
+                    spread.append(segment.start - begin + i)
                 else:
                     filling.append(len(spread))
                     spread.append(0)
         stacks.append(_stack(part, queries, device))
     place = lambda values: send(torch.tensor(values, dtype=torch.int64), device)  # noqa: E731
-    return BlockPlan(tuple(stacks), place(spread), place(collect), place(filling))
+    return BlockPlan(tuple(stacks), place(spread), place(collect), place(filling), begin)
 
 
 def _cost(part: Sequence[Segment]) -> int:
     queries = max(s.length for s in part)
     # A query costs its keys' scores, and about 64 keys' worth of copying.
-    return len(part) * queries * (max(s.prefix_length for s in part) + queries + 64)
+    return len(part) * queries * (max(s.num_ahead for s in part) + queries + 64)
 
 
 def _stack(part: Sequence[Segment], queries: int, device: torch.device | str) -> Stack:
     causal = torch.ones(queries, queries, dtype=torch.bool).triu(1)[None, None]
-    width = max(s.prefix_length for s in part)
+    width = max(s.num_ahead for s in part)
     if width == 0:
         return Stack(len(part), queries, send(causal, device), None, None)
-    unique = list(dict.fromkeys((s.prefix, s.prefix_end) for s in part))
+    ahead = [tuple(r for r in s.ahead if r[0] < r[1]) for s in part]
+    unique = list(dict.fromkeys(ahead))
     prefixes = torch.zeros(len(unique), width, dtype=torch.int64)
-    for row, (start, end) in zip(prefixes, unique, strict=True):
-        row[: end - start] = torch.arange(start, end)
-    owner = torch.tensor([unique.index((s.prefix, s.prefix_end)) for s in part])
-    lengths = torch.tensor([s.prefix_length for s in part])
+    for row, ranges in zip(prefixes, unique, strict=True):
+        tokens = [i for r in ranges for i in range(*r)]
+        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    owner = torch.tensor([unique.index(ranges) for ranges in ahead])
+    lengths = torch.tensor([s.num_ahead for s in part])
     beyond = (torch.arange(width) >= lengths[:, None])[:, None, None, :].expand(-1, 1, queries, -1)
     if bool((lengths == width).all()):
         beyond = beyond[:1]
@@ -116,7 +122,10 @@ def _stack(part: Sequence[Segment], queries: int, device: torch.device | str) ->
 
 
 class BlockAttention(FlexAttention):
-    """Inner attention over a `BlockPlan`; a `FlexAttention` because TorchTitan accepts no other on CPU."""
+    """Inner attention over a `BlockPlan`; a `FlexAttention` because TorchTitan accepts no other on CPU.
+
+    Keys and values may be those of the whole stream where queries are a part of it.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(FlexAttention.Config):
@@ -135,7 +144,8 @@ class BlockAttention(FlexAttention):
         plan = attention_masks
         q, k, v = q_BLNH[0], k_BLNH[0], v_BLNH[0]
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        q_all, k_all, v_all = (_Spread.apply(x, plan.spread, plan.collect) for x in (q, k, v))
+        own = (q, *(x if len(x) == len(q) else x.narrow(0, plan.begin, len(q)) for x in (k, v)))
+        q_all, k_all, v_all = (_Spread.apply(x, plan.spread, plan.collect) for x in own)
         outs, begin = [], 0
         for stack in plan.stacks:
             size = stack.batch * stack.queries

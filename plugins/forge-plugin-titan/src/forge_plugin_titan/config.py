@@ -5,10 +5,31 @@ trainer: {use: titan, attention: sdpa, share_prompts: false}
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from attrs.validators import deep_iterable, ge, gt, in_, optional
 
 from forge_host.types import field
+
+#: Degrees of `parallelism:` above 1 that this trainer cannot honour, and why.
+REFUSED = {
+    "pipeline_parallel_degree": "a step's micro-batches differ in length, which pipeline stages cannot exchange",
+    "expert_parallel_degree": "it trains dense models only, which have no experts to split",
+}
+
+
+def refusal(parallelism: Any) -> tuple[str, str] | None:
+    """What the first of `REFUSED` that is asked for gives to read, and what to do about it."""
+    for name, reason in REFUSED.items():
+        degree = getattr(parallelism, name)
+        if degree > 1:
+            return (
+                f"the titan trainer does not support parallelism.{name} {degree}: {reason}",
+                "use data_parallel_shard_degree, tensor_parallel_degree or context_parallel_degree",
+            )
+    return None
+
 
 #: TorchTitan's names of a block's matrices; `wkv` is both keys and values.
 LORA_TARGETS = ("wq", "wkv", "wo", "w1", "w2", "w3")
@@ -43,7 +64,8 @@ class TitanConfig:
     compile_head: bool = field(default=True, help="compile the passes over the logits (CUDA)")
     pad_to: int | None = field(
         default=None,
-        help="packed length is filled up to a multiple of this; null is 128 with flex and varlen, else 1",
+        help="packed length (of each context-parallel process) is filled up to a multiple of this; null is 128 with "
+        "flex and varlen, else 1",
         unit="tokens",
         validator=optional(ge(1)),
     )

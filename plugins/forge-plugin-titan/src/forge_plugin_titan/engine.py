@@ -5,7 +5,8 @@
     for name, tensor in engine.named_tensors(): ...
 
 Micro-batch i belongs to data-parallel rank i % D. Losses are parts of one sum over the whole step, so gradients add up
-over micro-batches and ranks. Without an objective the engine is a frozen reference model.
+over micro-batches and ranks. Context-parallel ranks have the same micro-batches and the same loss, and each of them its
+gradient through its own tokens. Without an objective the engine is a frozen reference model.
 """
 
 from __future__ import annotations
@@ -109,22 +110,23 @@ class TitanEngine:
     # --- forward --------------------------------------------------------------------------------------------------
 
     def layout(self, inputs: Batch, targets: Batch) -> Layout:
-        """Check a micro-batch and lay it out on this rank's device."""
+        """Check a micro-batch and lay this rank's part of it out on its device."""
         return build_layout(
             inputs, targets, share_prompts=self.config.share_prompts,
             multiple=self.config.pad_to or (1 if self.attention == "sdpa" else 128), max_length=self.training.seq_len,
-            vocab_size=self.spec.vocab_size, device=self.device,
+            vocab_size=self.spec.vocab_size, part=(self.built.context_rank, self.degrees.context), device=self.device,
         )  # fmt: skip
 
     def forward(self, layout: Layout, *, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of the response tokens and, if asked, entropies; float32 [B, T], 0 in the padding."""
-        masks = self._plan(layout.segments, self.device)
+        masks = self._plan(layout, self.device)
         self.model.lm_head.request = Request(
             pick=layout.pick, ids=layout.ids, temperature=self.temperature, block=self.config.logprob_block,
             with_entropy=with_entropy, keep_bytes=self.config.keep_logits * 2**20, fuse=self.config.compile_head,
         )  # fmt: skip
         logprobs, entropy = self.model(layout.tokens, layout.positions, masks)
-        return layout.to_rows(logprobs), layout.to_rows(entropy) if entropy is not None else None
+        group = self.built.group("cp")
+        return layout.to_rows(logprobs, group), layout.to_rows(entropy, group) if entropy is not None else None
 
     @torch.no_grad()
     def logprobs(self, inputs: Sequence[Batch], targets: Sequence[Batch], *, adapters: bool = True) -> list[Tensor]:
@@ -174,7 +176,7 @@ class TitanEngine:
             loss += part
             shares.append(metrics)
             counts["tokens"] += layout.num_tokens
-            counts["filled"] += layout.tokens.shape[1]
+            counts["filled"] += layout.length
             counts["rows"] += layout.row_tokens
             counts["trained"] += int(targets[i]["padding_mask"].sum())
         queued = time.perf_counter()

@@ -1,6 +1,6 @@
 """Flex attention over a layout's segments, for CUDA: the block mask, made without an [L, L] array, and the attention.
 
-    mask = flex_mask(layout.segments, device)                                  # once a micro-batch
+    mask = flex_mask(layout.segments, device, layout.length)                   # once a micro-batch
     out = SegmentFlex.Config().build()(q, k, v, attention_masks=mask)          # q [1, L, N, H], k and v [1, L, M, H]
 
 TorchTitan's `FlexAttention` searches for the fastest kernel at every new shape (21 s each, measured on an H200);
@@ -48,38 +48,43 @@ class SegmentFlex(FlexAttention):
         return out.transpose(1, 2)  # type: ignore[no-any-return]
 
 
-def flex_mask(segments: Sequence[Segment], device: torch.device | str, block_size: int = 128) -> BlockMask:
-    """What `block_plan` says, as a flex-attention `BlockMask` over [L, L].
+def flex_mask(
+    segments: Sequence[Segment], device: torch.device | str, length: int | None = None, block_size: int = 128
+) -> BlockMask:
+    """What `block_plan` says, as a flex-attention `BlockMask` over [Q, L], Q the segments' tokens.
 
-    Whether a block of keys is seen by one query follows from the query's segment, so the blocks come from an
-    [L, L / block_size] table; `create_block_mask` makes the [L, L] one, which takes longer than a layer does.
+    Whether a block of keys is seen by one query follows from the query's segment, so the blocks come from a
+    [Q, L / block_size] table; `create_block_mask` makes the [Q, L] one, which takes longer than a layer does.
+
+    Args:
+        length: L; None when it is Q.
     """
     lengths = torch.tensor([s.length for s in segments])
-    table = torch.tensor([[s.start, s.prefix, s.prefix_end] for s in segments], dtype=torch.int32)
+    table = torch.tensor([[s.start - s.head, s.prefix, s.prefix_end] for s in segments], dtype=torch.int32)
     columns = send(table.repeat_interleave(lengths, 0).t().contiguous(), device)
     # Tensors of their own: autotuning rebuilds captured views by size and stride alone and then reads outside them.
     start, prefix, prefix_end = (column.clone() for column in columns.unbind())
+    queries, begin = int(lengths.sum()), segments[0].start
+    rows = torch.arange(begin, begin + queries, device=device, dtype=torch.int32)
+    at = None if length is None or length == queries else rows  # of a part, each query's place in the stream
 
     def visible(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        own = (kv >= start[q]) & (kv <= q)
+        own = (kv >= start[q]) & (kv <= (q if at is None else at[q]))
         return own | ((kv >= prefix[q]) & (kv < prefix_end[q]))
 
-    length = int(lengths.sum())
-    blocks = -(-length // block_size)
-    filling = blocks * block_size - length
-    rows = torch.arange(length, device=device, dtype=torch.int32)
+    length = length or queries
+    above, blocks = -(-queries // block_size), -(-length // block_size)
     first = torch.arange(blocks, device=device, dtype=torch.int32) * block_size
     last = first + block_size - 1
     q, s, p, e = (column[:, None] for column in (rows, start, prefix, prefix_end))
     some = ((s <= last) & (q >= first)) | ((p <= last) & (e > first) & (e > p))
     full = ((s <= first) & (q >= last)) | ((p <= first) & (e > last))
-    some, full = (
-        torch.nn.functional.pad(seen, (0, 0, 0, filling)).view(blocks, block_size, blocks) for seen in (some, full)
-    )
+    filling = (0, 0, 0, above * block_size - queries)
+    some, full = (torch.nn.functional.pad(seen, filling).view(above, block_size, blocks) for seen in (some, full))
     all_of_block = full.all(1)
     return BlockMask.from_kv_blocks(
         *_ordered(some.any(1) & ~all_of_block), *_ordered(all_of_block),
-        BLOCK_SIZE=block_size, mask_mod=visible, seq_lengths=(length, length),
+        BLOCK_SIZE=block_size, mask_mod=visible, seq_lengths=(queries, length),
     )  # fmt: skip
 
 

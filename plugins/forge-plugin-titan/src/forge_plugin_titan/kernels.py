@@ -1,7 +1,7 @@
 """Which attention a trainer computes with: dense blocks, flex attention or flash attention.
 
 name = choose_attention(config, training, device)       # "sdpa", "flex" or "varlen"
-inner, plan = kernels(name)         # the configuration TorchTitan builds, and plan(segments, device) for its masks
+inner, plan = kernels(name)         # the configuration TorchTitan builds, and plan(layout, device) for its masks
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from forge_host.config.schema import TrainingConfig
 from forge_host.errors import UsageError
 from forge_plugin_titan.config import TitanConfig
+from forge_plugin_titan.layout import Layout
 
 
 @attrs.frozen
@@ -66,16 +67,16 @@ def allow_recompiling() -> None:
     dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
 
 
-def kernels(name: str) -> tuple[Any, Callable[..., Any]]:
-    """The inner attention's configuration, and what makes its masks from a layout's segments."""
+def kernels(name: str) -> tuple[Any, Callable[[Layout, torch.device], Any]]:
+    """The inner attention's configuration, and what makes its masks from a layout."""
     if name == "flex":
         from forge_plugin_titan.flex import SegmentFlex, flex_mask
 
-        return SegmentFlex.Config(), flex_mask
+        return SegmentFlex.Config(), lambda layout, device: flex_mask(layout.segments, device, layout.length)
     if name == "varlen":
         from forge_plugin_titan.varlen import SegmentVarlen, varlen_plan
 
-        return SegmentVarlen.Config(), varlen_plan
+        return SegmentVarlen.Config(), lambda layout, device: varlen_plan(layout.segments, device, layout.length)
     from forge_plugin_titan.attention import BlockAttention, block_plan
 
-    return BlockAttention.Config(), block_plan
+    return BlockAttention.Config(), lambda layout, device: block_plan(layout.segments, device)

@@ -5,18 +5,23 @@ followed by the responses that continue it; a response's last token is left out,
 attends to its own segment up to itself, and a response also to its whole prompt: what a causal mask over every single
 row gives, so gradients are the same, with fewer tokens.
 
+Under context parallelism every process keeps an equal run of the stream's tokens and the pieces of segments in it;
+their attention sees the keys and values of the whole stream.
+
     layout = build_layout(inputs[0], targets[0])
     layout.tokens, layout.positions     # int64 [1, L]
     layout.pick                         # int64 [N]: where in the stream each response token is predicted from
+    second = build_layout(inputs[0], targets[0], part=(1, 2))       # what the second of two processes has of it
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from forge_host.errors import RunError, UsageError
@@ -24,30 +29,40 @@ from forge_host.errors import RunError, UsageError
 
 @attrs.frozen
 class Segment:
-    """Stream tokens [start, start + length) that attend causally to themselves and to all of [prefix, prefix_end)."""
+    """Stream tokens [start, start + length) that attend causally to themselves and to all of [prefix, prefix_end).
+
+    Also to all of the `head` tokens before them: those of a segment whose first part another process has.
+    """
 
     start: int
     length: int
     prefix: int = 0
     prefix_end: int = 0
+    head: int = 0
 
     @property
-    def prefix_length(self) -> int:
-        return self.prefix_end - self.prefix
+    def ahead(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The two ranges of stream tokens, either may be empty, that all of its own see."""
+        return (self.prefix, self.prefix_end), (self.start - self.head, self.start)
+
+    @property
+    def num_ahead(self) -> int:
+        return self.prefix_end - self.prefix + self.head
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Layout:
-    """One micro-batch as the model sees it.
+    """One micro-batch as the model sees it, or a process's part of it.
 
     Args:
         tokens, positions: int64 [1, L].
-        segments: cover the stream in order, filling tokens included.
-        pick: int64 [N], stream index whose hidden state predicts response token n (rows in order, tokens in order).
+        segments: cover the tokens in order, filling tokens included; their numbers count from the stream's start.
+        pick: int64 [N], which hidden state of the L predicts response token n (rows in order, tokens in order).
         ids: int64 [N], the response tokens.
         row, column: int64 [N], place of each response token in [B, T].
         shape: (B, T).
-        num_tokens: L without filling tokens.
+        length: tokens of the whole stream, filling tokens included.
+        num_tokens: without them.
         row_tokens: tokens of the packed rows, shared prompts counted every time.
     """
 
@@ -59,6 +74,7 @@ class Layout:
     row: Tensor
     column: Tensor
     shape: tuple[int, int]
+    length: int
     num_tokens: int
     row_tokens: int
 
@@ -67,9 +83,42 @@ class Layout:
         moved: dict[str, Any] = {name: send(getattr(self, name), device) for name in names}
         return attrs.evolve(self, **moved)
 
-    def to_rows(self, values: Tensor) -> Tensor:
-        """[N] per response token to [B, T] with 0 in the padding; differentiable."""
-        return values.new_zeros(self.shape).index_put((self.row, self.column), values)
+    def part(self, index: int, number: int) -> Layout:
+        """Tokens of the `index`-th of `number` processes; `number` divides `length`."""
+        if number == 1:
+            return self
+        size = self.length // number
+        begin = index * size
+        mine = (self.pick >= begin) & (self.pick < begin + size)
+        names = ("ids", "row", "column")
+        return attrs.evolve(
+            self, tokens=self.tokens[:, begin : begin + size], positions=self.positions[:, begin : begin + size],
+            segments=cut(self.segments, begin, begin + size), pick=self.pick[mine] - begin,
+            **{name: getattr(self, name)[mine] for name in names},
+        )  # fmt: skip
+
+    def to_rows(self, values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+        """[N] per response token to [B, T] with 0 in the padding; differentiable.
+
+        Args:
+            group: processes with the other parts, whose values it then has too. They are constants here: each process
+                goes on to the same loss and sends back its own share of the gradient, and the shares are added up.
+        """
+        rows = values.new_zeros(self.shape)
+        if group is not None:
+            rows.index_put_((self.row, self.column), values.detach())
+            dist.all_reduce(rows, group=group)
+        return rows.index_put((self.row, self.column), values)
+
+
+def cut(segments: Sequence[Segment], begin: int, end: int) -> tuple[Segment, ...]:
+    """The pieces of segments that lie in stream tokens [begin, end)."""
+    found = []
+    for s in segments:
+        start, stop = max(s.start, begin), min(s.start + s.length, end)
+        if start < stop:
+            found.append(attrs.evolve(s, start=start, length=stop - start, head=s.head + start - s.start))
+    return tuple(found)
 
 
 def build_layout(
@@ -80,13 +129,15 @@ def build_layout(
     multiple: int = 1,
     max_length: int | None = None,
     vocab_size: int | None = None,
+    part: tuple[int, int] = (0, 1),
     device: torch.device | str = "cpu",
 ) -> Layout:
     """Read one micro-batch (see `forge_host.loop.batch`), check it, and lay it out on `device`.
 
     Args:
-        multiple: fill the stream up to a multiple of this many tokens.
+        multiple: fill the stream, of each part, up to a multiple of this many tokens.
         max_length: longest prompt + response that the model was built for.
+        part: which part of how many.
 
     Raises:
         UsageError: a row is longer than `max_length`.
@@ -135,7 +186,7 @@ def build_layout(
                 segments.append(Segment(length, n, start, start + p))
             length += n
     num_tokens = length
-    filling = -num_tokens % multiple
+    filling = -num_tokens % (multiple * part[1])
     if filling:
         segments.append(Segment(num_tokens, filling))
 
@@ -159,9 +210,10 @@ def build_layout(
         row=row_of,
         column=column,
         shape=(len(lengths), int(response.shape[1])),
+        length=num_tokens + filling,
         num_tokens=num_tokens,
         row_tokens=len(stream),
-    ).to(device)
+    ).part(*part).to(device)  # fmt: skip
 
 
 def _counted(sizes: Tensor) -> Tensor:

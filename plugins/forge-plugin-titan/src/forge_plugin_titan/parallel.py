@@ -1,7 +1,9 @@
 """Builds the model on its device, split over processes as `parallelism:` says, with its weights loaded.
 
-One process takes the model as it is. Several go through TorchTitan's own `parallelize` (FSDP2, tensor parallelism) with
-its "partial_dtensor" backend, the one that runs on gloo too.
+One process takes the model as it is. Several go through TorchTitan's own `parallelize` (FSDP2, tensor and context
+parallelism) with its "partial_dtensor" backend, the one that runs on gloo too. Context parallelism there gathers keys
+and values of the whole stream in every layer's attention and adds their gradients up on the way back; parameters are
+sharded over context-parallel ranks as they are over data-parallel ones.
 
     mesh = resolve(ParallelismConfig(), world_size=1)
     built = build(spec, mesh, training, device)
@@ -19,6 +21,7 @@ from torch import nn
 
 from forge_host.config.schema import ParallelismConfig, TrainingConfig
 from forge_host.errors import UsageError
+from forge_plugin_titan.config import refusal
 from forge_plugin_titan.models import ModelSpec
 from forge_plugin_titan.weights import load_weights
 
@@ -31,6 +34,7 @@ class Degrees:
 
     replicate: int
     shard: int
+    context: int
     tensor: int
 
     @property
@@ -45,29 +49,21 @@ def resolve(config: ParallelismConfig, world_size: int) -> Degrees:
     Raises:
         UsageError: an axis that this trainer cannot split, or a product that is not `world_size`.
     """
-    reasons = {
-        "pipeline_parallel_degree": "a step's micro-batches differ in length, which pipeline stages cannot exchange",
-        "context_parallel_degree": "its sequence split does not know prompts that responses share",
-        "expert_parallel_degree": "it trains dense models only",
-    }
-    for name, reason in reasons.items():
-        if getattr(config, name) > 1:
-            raise UsageError(
-                f"the titan trainer does not support {name} {getattr(config, name)}: {reason}",
-                where="parallelism", fix="use data_parallel_shard_degree and tensor_parallel_degree",
-            )  # fmt: skip
-    tensor, replicate, shard = (
-        config.tensor_parallel_degree, config.data_parallel_replicate_degree, config.data_parallel_shard_degree,
-    )  # fmt: skip
+    refused = refusal(config)
+    if refused is not None:
+        raise UsageError(refused[0], where="parallelism", fix=refused[1])
+    tensor, context = config.tensor_parallel_degree, config.context_parallel_degree
+    replicate, shard = config.data_parallel_replicate_degree, config.data_parallel_shard_degree
+    split = tensor * context * replicate
     if shard == -1:
-        shard = max(1, world_size // (tensor * replicate))
-    if shard < 1 or tensor * replicate * shard != world_size:
+        shard = max(1, world_size // split)
+    if shard < 1 or split * shard != world_size:
         raise UsageError(
-            f"tensor {tensor} x replicate {replicate} x shard {shard} = {tensor * replicate * shard} processes, "
+            f"tensor {tensor} x context {context} x replicate {replicate} x shard {shard} = {split * shard} processes, "
             f"services.trainer.procs is {world_size}",
             where="parallelism", fix=f"make the product {world_size}, or set services.trainer.procs to match",
         )  # fmt: skip
-    return Degrees(replicate=replicate, shard=shard, tensor=tensor)
+    return Degrees(replicate=replicate, shard=shard, context=context, tensor=tensor)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -77,9 +73,10 @@ class Built:
     model: Any
     dims: Any = None
     data_rank: int = 0
+    context_rank: int = 0
 
     def group(self, axis: str) -> Any:
-        """Process group of an axis ("batch", "loss", "tp"), None when it has one process."""
+        """Process group of an axis ("batch", "cp", "tp"), None when it has one process."""
         mesh = self.dims.get_optional_mesh(axis) if self.dims is not None else None
         return mesh.get_group() if mesh is not None else None
 
@@ -104,7 +101,7 @@ def build(
         raise UsageError(
             "training.dtype float32 is wider than training.param_dtype bfloat16", fix="set both to float32"
         )
-    world = degrees.data * degrees.tensor
+    world = degrees.data * degrees.context * degrees.tensor
     if world == 1:
         model = _single(spec, training, param if trains else compute, device, trains)
         return Built(model=model)
@@ -141,7 +138,8 @@ def _distributed(
 
     parallelism = TitanParallelism(
         data_parallel_replicate_degree=degrees.replicate, data_parallel_shard_degree=degrees.shard,
-        tensor_parallel_degree=degrees.tensor, enable_sequence_parallel=False, spmd_backend="partial_dtensor",
+        tensor_parallel_degree=degrees.tensor, context_parallel_degree=degrees.context,
+        enable_sequence_parallel=False, spmd_backend="partial_dtensor",
     )  # fmt: skip
     dims = ParallelDims.from_config(parallelism, dist.get_world_size())
     set_spmd_backend(parallelism.spmd_backend)
@@ -164,10 +162,11 @@ def _distributed(
         if isinstance(module, FSDPModule):
             # Gradients are sums: losses are normalised over the whole step's tokens. gloo has no averaging anyway.
             module.set_force_sum_reduction_for_comms(True)
-    batch = dims.get_optional_mesh("batch")
-    rank = batch.get_local_rank() if batch is not None else 0
+    data, context = (
+        mesh.get_local_rank() if mesh is not None else 0 for mesh in map(dims.get_optional_mesh, ("batch", "cp"))
+    )
     filled = _fill(model, spec, device, trains, torch.device("cpu") if cpu_offload else device)
-    return Built(model=filled, dims=dims, data_rank=rank)
+    return Built(model=filled, dims=dims, data_rank=data, context_rank=context)
 
 
 def _on_meta(spec: ModelSpec, dtype: torch.dtype) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -77,7 +78,7 @@ def load_state(path: str, optimizer: Optimizer, degrees: Degrees) -> int:
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
         raise RunError(f"{file} cannot be read: {error}", fix="resume from an older checkpoint") from error
-    if saved["format"] != FORMAT or saved["degrees"] != _degrees(degrees):
+    if saved["format"] != FORMAT or {"context": 1, **saved["degrees"]} != _degrees(degrees):
         raise RunError(
             f"{file} was saved with {saved['degrees']}, this run has {_degrees(degrees)}",
             fix="resume with the same parallelism",
@@ -103,7 +104,7 @@ def _file() -> str:
 
 
 def _degrees(degrees: Degrees) -> dict[str, int]:
-    return {"replicate": degrees.replicate, "shard": degrees.shard, "tensor": degrees.tensor}
+    return attrs.asdict(degrees)
 
 
 def _local(value: Any) -> Any:

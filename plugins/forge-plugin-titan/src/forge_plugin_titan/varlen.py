@@ -1,10 +1,10 @@
 """Flash attention over segments of different lengths, for CUDA: torch's own `varlen_attn` (bfloat16, float16).
 
-A segment's keys are its prefix, if it has one, and itself; the causal mask of flash attention is aligned to the last
-key, so a query sees the whole prefix and its own segment up to itself. Keys of shared prefixes are copied once a
-segment, their gradients added up in float32.
+A segment's keys are what all of it sees (a prompt, a head), if anything, and itself; the causal mask of flash attention
+is aligned to the last key, so a query sees all that is ahead and its own segment up to itself. Keys of shared prefixes
+are copied once a segment, their gradients added up in float32.
 
-    plan = varlen_plan(layout.segments, device)                                # once a micro-batch
+    plan = varlen_plan(layout.segments, device, layout.length)                 # once a micro-batch
     out = SegmentVarlen.Config().build()(q, k, v, attention_masks=plan)        # q [1, L, N, H], k and v [1, L, M, H]
 """
 
@@ -36,14 +36,14 @@ class VarlenPlan(NamedTuple):
     longest: int
 
 
-def varlen_plan(segments: Sequence[Segment], device: torch.device | str) -> VarlenPlan:
+def varlen_plan(segments: Sequence[Segment], device: torch.device | str, length: int | None = None) -> VarlenPlan:
+    """The plan for keys and values of `length` stream tokens; None when there are as many as queries."""
     queries = [s.length for s in segments]
-    keys = [s.prefix_length + s.length for s in segments]
+    keys = [s.num_ahead + s.length for s in segments]
     take = None
-    if queries != keys:
-        take = torch.cat(
-            [torch.arange(a, b) for s in segments for a, b in ((s.prefix, s.prefix_end), (s.start, s.start + s.length))]
-        )
+    if queries != keys or length not in (None, sum(queries)):
+        ranges = ((*s.ahead, (s.start, s.start + s.length)) for s in segments)
+        take = torch.cat([torch.arange(*r) for three in ranges for r in three])
     return VarlenPlan(
         send(_starts(queries), device), send(_starts(keys), device), None if take is None else send(take, device),
         max(256, 1 << (max(keys) - 1).bit_length()),
