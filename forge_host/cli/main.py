@@ -43,6 +43,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("forge_host.cli.report:report", "did it learn: one page on one or several runs"),
     "rollouts": ("forge_host.cli.rollouts:rollouts", "show, filter or browse what a model answered"),
 }
+#: Print all they have to say: importing structlog, and rich with it, would take these a third longer.
+LOG_NOTHING = ("plugins", "components", "hooks", "new")
 EPILOG = (
     "Exit codes: 0 done, 2 usage or configuration, 3 plugin, 4 run failed, 130 interrupted. "
     "FORGE_DEBUG=1 shows tracebacks."
@@ -110,11 +112,13 @@ def _load(name: str, target: str) -> click.Command:
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="forge-host", message=f"%(prog)s %(version)s, plugin API {API_VERSION}")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Reinforcement-learning post-training of language models, by plugins, on Monarch."""
-    from forge_host.runtime.logs import to_stderr
+    if ctx.invoked_subcommand not in LOG_NOTHING:
+        from forge_host.runtime.logs import to_stderr
 
-    to_stderr()
+        to_stderr()
 
 
 def main(args: Sequence[str] | None = None) -> int:
