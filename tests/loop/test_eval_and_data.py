@@ -9,7 +9,7 @@ from forge_host.cli.main import main
 
 def test_eval_grades_without_a_trainer(fake_run) -> None:
     evaluation = {"num_prompts": 3, "n_samples": 4, "solved_at": 0.2}
-    run = fake_run("--json", command="eval", evaluation=evaluation)
+    run = fake_run("--json", command="eval", evaluation=evaluation, report=True)
     assert run.code == 0, run.err
     summary = json.loads(run.out)
     assert summary.pop("report").endswith("report.html")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_host.errors import PluginError
+from forge_host.errors import PluginError, RunError
 from forge_host.loop.buffer import Buffer
 from forge_host.loop.replay import Replay, batch_file, write_batch
 from forge_host.loop.rollout import Roller
@@ -27,8 +27,10 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(fake_run, tmp_path) -> No
     whole = fake_run(training={"max_steps": 4})
     weights, said = weight(whole), responses(whole)
     first = fake_run(training={"max_steps": 2}, checkpoint={"final": True, "export": False})
+    assert first.code == 0 and [p.name for p in (first.dir / "checkpoints").iterdir()] == ["step-000002"]
     again = fake_run("--resume", str(first.dir), "--set", "training.max_steps=4", "--set", "checkpoint.export=true")
     assert again.code == 0, again.err
+    assert again.dir == first.dir and [m["step"] for m in again.metrics] == [1, 2, 3, 4]
     assert torch.equal(weight(again), weights) and responses(again) == said
 
     prompts = tmp_path / "prompts.jsonl"
@@ -38,6 +40,8 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(fake_run, tmp_path) -> No
     assert refused.code == 2 and "the data changed since the checkpoint" in refused.err
     assert "--allow dataset" in refused.err
     assert fake_run(*more, "--allow", "dataset").code == 0
+    changed = fake_run(*more, "--allow", "dataset", "--set", "training.seed=7")
+    assert changed.code == 2 and "the seed changed since the checkpoint" in changed.err
     unknown = fake_run(*more, "--allow", "everything")
     assert unknown.code == 2 and "`everything` cannot be allowed" in unknown.err
 
@@ -56,8 +60,8 @@ def test_an_asynchronous_run_replays_from_its_record(fake_run) -> None:
     again = fake_run(*replay, "--resume", str(first.dir), *more)
     assert again.code == 0, again.err
     assert torch.equal(weight(again), weight(whole))
-    beyond = fake_run(*replay, "--resume", str(first.dir), "--set", "training.max_steps=5")
-    assert beyond.code == 4 and "has no batch of step 5" in beyond.err
+    with pytest.raises(RunError, match="has no batch of step 5; lower training.max_steps"):
+        Replay(whole.dir).groups(5)
 
 
 def completion(number: int) -> Completion:

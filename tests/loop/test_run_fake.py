@@ -17,7 +17,7 @@ ROLES = HERE / "fake_roles.py"
 
 
 def test_a_run_learns_and_leaves_its_record(fake_run) -> None:
-    run = fake_run(training={"max_steps": 25})
+    run = fake_run(training={"max_steps": 25}, report=True)
     assert run.code == 0, run.err
     metrics = run.metrics
     assert [m["step"] for m in metrics] == list(range(1, 26)) and metrics[-1]["policy_version"] == 25
@@ -50,13 +50,8 @@ def test_a_run_learns_and_leaves_its_record(fake_run) -> None:
     assert "mean reward" in run.out and str(run.dir) in run.out
 
 
-def test_the_same_seed_trains_on_the_same_prompts(fake_run) -> None:
-    first, second = (sorted(row["id"] for row in fake_run(training={"seed": 3}).rollouts) for _ in range(2))
-    assert first == second and len(first) == 3 * 4 * 8 + 6
-
-
-@pytest.mark.parametrize("age", [1, 2])
-def test_asynchronous_rollouts_keep_the_bound(fake_run, age: int) -> None:
+def test_asynchronous_rollouts_keep_the_bound(fake_run) -> None:
+    age = 2
     first = 3 + 4 * (age + 1)  # probes, and the groups that may start with the first weights: before newer ones come
     run = fake_run(training={"max_steps": 12, "max_policy_age": age}, generator={"update_after": first})
     assert run.code == 0, run.err
@@ -80,7 +75,7 @@ def test_a_dead_generator_is_replaced_with_the_newest_weights(fake_run, tmp_path
 
 
 def test_a_dead_trainer_ends_the_run_by_name(fake_run) -> None:
-    run = fake_run(trainer={"die_at": 2})
+    run = fake_run(trainer={"die_at": 2}, report=True)
     assert run.code == 4
     assert "error: trainer-0 died during `train_step` (Killed(sig=9))" in run.err and "Traceback" not in run.err
     assert run.summary["status"] == "failed" and len(run.metrics) == 1
@@ -150,18 +145,6 @@ def test_arguments_nobody_provides_are_refused_before_any_process_starts(fake_ru
     for section in ({"rewards": [f"{tmp_path / 'mine.py'}:reward"]}, {"loss": f"{tmp_path / 'mine.py'}:loss"}):
         run = fake_run(**section)
         assert run.code == 3 and "which does not exist" in run.err and run.dir is None, run.err
-
-
-def test_a_resumed_run_goes_on_where_it_stopped(fake_run) -> None:
-    whole = {row["id"] for row in fake_run(training={"max_steps": 4}).rollouts if row["kept"]}
-    first = fake_run(training={"max_steps": 2}, checkpoint={"final": True})
-    assert first.code == 0 and [p.name for p in (first.dir / "checkpoints").iterdir()] == ["step-000002"]
-    again = fake_run("--resume", str(first.dir), "--set", "training.max_steps=4", training={"max_steps": 2})
-    assert again.code == 0, again.err
-    assert again.dir == first.dir and [m["step"] for m in again.metrics] == [1, 2, 3, 4]
-    assert {row["id"] for row in again.rollouts if row["kept"]} == whole, "the same prompts under the same tickets"
-    changed = fake_run("--resume", str(first.dir), "--set", "training.seed=7", training={"max_steps": 2})
-    assert changed.code == 2 and "the seed changed since the checkpoint" in changed.err
 
 
 def test_an_interrupt_ends_a_run_whose_generator_hangs(fake_config, tmp_path) -> None:

@@ -14,6 +14,7 @@ from processes import assert_none_left
 import forge_host.testing.faults
 
 ROLES = Path(__file__).parents[1] / "loop" / "fake_roles.py"
+WITHOUT_REPORT = Path(__file__).with_name("without_report.py")
 
 
 def write_letters_model(path: Path) -> str:
@@ -87,10 +88,13 @@ class Outcome:
 def fake_run(fake_config, tmp_path):
     """`forge-host run` of the table model as a process of its own; checks that it leaves none behind."""
 
-    def run(*args: str, command: str = "run", timeout: float = 300, faults: str = "", wrap=list, **sections) -> Outcome:
+    def run(
+        *args: str, command: str = "run", timeout: float = 300, faults: str = "", wrap=list, report=False, **sections
+    ) -> Outcome:
         """`faults` is FORGE_FAULTS; `wrap` makes another command of the command. The timeout only ends a hang: a busy
         machine may take ten times as long as an idle one."""
-        command = [sys.executable, "-m", "forge_host.cli.main", command, fake_config(**sections)]
+        program = ["-m", "forge_host.cli.main"] if report else [str(WITHOUT_REPORT)]
+        command = [sys.executable, *program, command, fake_config(**sections)]
         command += ["--plugin-file", str(ROLES), *args]
         if faults:
             command += ["--plugin-file", forge_host.testing.faults.__file__]
