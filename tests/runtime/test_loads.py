@@ -22,6 +22,7 @@ class Handle:
 
     def __init__(self, mesh: str) -> None:
         self.mesh, self.killed = mesh, False
+        self.dead: str | None = None
 
     def kill(self) -> None:
         self.killed = True
