@@ -1,12 +1,13 @@
 """The transport against the contract, through gloo on the CPU; `contrib/bench/gpu_sync.py --rows nccl` needs 2 GPUs."""
 
+import multiprocessing
 import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
-from forge_plugin_nccl import group
+from forge_plugin_nccl import group, link
 from forge_plugin_nccl.transport import Nccl
 
 from forge_host.errors import RunError
@@ -98,3 +99,15 @@ def test_close_ends_the_threads(pair):
 def test_without_a_gpu():
     with pytest.raises(RunError, match="needs a GPU"):
         Nccl().publish(1, [("a", torch.ones(3))])
+
+
+def test_a_reader_that_asks_for_more_has_not_left():
+    here, there = multiprocessing.Pipe()
+    assert not link._ended(here)
+    there.send("the next version")
+    assert not link._ended(here)
+    here.recv()
+    there.close()
+    assert link._ended(here)
+    here.close()
+    assert link._ended(here)
