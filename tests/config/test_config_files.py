@@ -9,7 +9,12 @@ from forge_host.config.source import walk
 from forge_host.errors import UsageError
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    # Libraries that tests before this one loaded may have switched subnormal numbers off in this process.
+    | st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
+    | st.text(max_size=20)
 )
 DATA = st.recursive(
     SCALARS,

@@ -192,7 +192,7 @@ def test_a_class_may_refuse_combinations_in_its_own_words():
     st.builds(
         Config,
         count=st.integers(1, 8),
-        rate=st.floats(allow_nan=False, allow_infinity=False),
+        rate=st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False),
         flag=st.booleans(),
         text=st.text(),
         maybe=st.none() | st.integers(),
