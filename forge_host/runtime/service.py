@@ -82,7 +82,7 @@ class Service:
         starting = [asyncio.ensure_future(self._first(i)) for i in range(self.config.num_replicas)]
         try:
             handles = await asyncio.gather(*starting)
-        except BaseException:
+        except BaseException:  # cancelled too: whatever ends the start, no process of it may stay; it is raised again
             for task in starting:
                 task.cancel()
             found = await asyncio.gather(*starting, return_exceptions=True)

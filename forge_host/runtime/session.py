@@ -177,7 +177,7 @@ class Session:
         self._handles = [h for h in self._handles if not h.closed] + [handle]
         try:
             await handle.start(*_deadline(role, config, self.monarch))
-        except BaseException:  # cancelled too, when another replica of its service cannot start
+        except BaseException:  # cancelled too, when another replica of its service cannot start; raised again
             await handle.shutdown(timeout_s=2.0)
             raise
         log.info("processes started", mesh=mesh, for_role=role, ranks=handle.ranks)
