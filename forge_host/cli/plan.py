@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from forge_host.builtin.transports.auto import choose_transport
 from forge_host.cli.tables import print_pairs, print_table
 from forge_host.loop.placing import placement
 
@@ -84,7 +85,7 @@ def print_places(resolved: Resolved, host: PluginHost) -> None:
     """Hosts, and where every replica goes: its host, GPUs or cores, and processes.
 
     Raises:
-        UsageError: the roles do not fit on the launcher's hosts, with what to change.
+        UsageError: the roles do not fit on the hosts, or the transport does not suit their places; with what to change.
     """
     plan, config = resolved.plan, resolved.config
     launcher = host.build("launcher", plan.launcher.use)
@@ -98,6 +99,9 @@ def print_places(resolved: Resolved, host: PluginHost) -> None:
     places = placement(config, plan, hosts, grow=getattr(launcher, "grow", None))
     print_table(("role", "replica", "procs", "host", "devices"), list(_places(places, config, hosts)))
     print(f"\nhosts: {', '.join(map(str, hosts))}")
+    if not plan.offline:
+        use, reason = choose_transport(plan, places, {entry.plugin for entry in host.entries("transport")})
+        print(f"transport: {use.ref} ({reason})")
 
 
 def _places(places: Mapping[str, Place], config: Any, hosts: Sequence[Host]) -> Iterator[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from forge_host.cli.main import main
 from forge_host.config import checks, load_plugins, resolve, resolve_model
 from forge_host.errors import PluginError, UsageError
 from forge_host.plugins import PluginHost
@@ -331,3 +332,11 @@ def test_a_recipes_name_means_the_shipped_recipe(write, tmp_path):
     assert "quickstart" in recipe_names()
     assert find_config("quickstart").parent.name == "recipes"
     assert find_config("./quickstart").resolve() == tmp_path / "quickstart"
+
+
+def test_a_dry_run_refuses_a_transport_that_the_places_do_not_suit(capsys):
+    on_cpu = ("--set", "services.trainer.with_gpus=false")
+    assert main(["run", "quickstart", "--dry-run", *on_cpu, "--set", "transport.use=nccl"]) == 2
+    assert "transport nccl needs a GPU for each process" in capsys.readouterr().err
+    assert main(["run", "quickstart", "--dry-run", *on_cpu]) == 0
+    assert "transport: builtin/shm (trainer or generator are on the CPU" in capsys.readouterr().out
