@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import pytest_asyncio
 import torch
@@ -124,6 +125,24 @@ async def test_seed_repeats_the_draw(generator: Any) -> None:
     first, again = [await generator.generate.call_one(PROMPT, params) for _ in range(2)]
     assert [c.token_ids for c in first] == [c.token_ids for c in again]
     assert first[0].token_ids != first[1].token_ids
+
+
+async def test_stop_strings_end_each_response_by_itself(generator: Any, trainer: Trainer, folder: str) -> None:
+    """Beside responses without any: the same draws as without the stop string, up to it."""
+    whole = SamplingParams(n=3, max_tokens=40, seed=11)
+    free = await generator.generate.call_one(PROMPT, whole)
+    stop = free[1].text.split()[4]
+    stopped, beside = await asyncio.gather(
+        generator.generate.call_one(PROMPT, attrs.evolve(whole, stop=(stop,))),
+        generator.generate.call_one(PROMPT[:5], whole),
+    )
+    assert [len(c.logprobs) == len(c.token_ids) == len(c.policy_versions) for c in stopped + beside] == [True] * 6
+    for completion, before in zip(stopped, free, strict=True):
+        assert before.token_ids[: len(completion.token_ids)] == completion.token_ids
+        assert stop not in completion.text.split() and completion.finish_reason in ("stop", "length")
+        assert error_of(trainer, folder, completion) < TOLERANCE
+    assert stopped[1].finish_reason == "stop" and f"w{stopped[1].token_ids[-1]}" == stop
+    assert stopped[1].text.split() == free[1].text.split()[: len(stopped[1].token_ids) - 1]
 
 
 async def test_new_weights_take_effect_whole(generator: Any, trainer: Trainer, folder: str) -> None:

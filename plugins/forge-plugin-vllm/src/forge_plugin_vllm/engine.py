@@ -35,6 +35,7 @@ from typing import Any
 import structlog
 
 from forge_host.api import Completion, Receipt, RunError, SamplingParams, UsageError
+from forge_plugin_vllm.collect import Answer, Collector
 from forge_plugin_vllm.norms import register_norms
 from forge_plugin_vllm.outputs import completions_of, sampling_params
 from forge_plugin_vllm.startup import running_error, startup_error
@@ -64,10 +65,11 @@ class VLLMEngine:
         self.arguments, self.opening, self.recompute = dict(arguments), opening, recompute_in_flight
         self.version = version
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._pending: dict[str, Future[Any]] = {}
+        self._pending: dict[str, Future[Answer]] = {}
         self._ids = itertools.count()
         self._thread: threading.Thread | None = None
         self._engine: Any = None
+        self._collector: Any = None
         self._tokenizer: Any = None
         self._dead: RunError | None = None
         self._loading = ""
@@ -110,26 +112,27 @@ class VLLMEngine:
         """
         for prompt_ids, each in zip(prompts, params, strict=True):
             self._check(prompt_ids, each)
-        asked: list[tuple[str, Sequence[int], SamplingParams, Future[Any]]]
+        asked: list[tuple[str, Sequence[int], SamplingParams, Future[Answer]]]
         asked = [(str(next(self._ids)), ids, each, Future()) for ids, each in zip(prompts, params, strict=True)]
 
         def add() -> None:
             for request_id, prompt_ids, each, future in asked:
-                self._pending[request_id] = future
                 # What is drawn with a seed must not meet keys and values that were computed in another batch.
                 salt = f"version {self.version}" + ("" if each.seed is None else ", seeded")
                 prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": salt}
-                self._engine.add_request(request_id, prompt, sampling_params(each))
+                self._collector.add(request_id, prompt, sampling_params(each))
+                self._pending[request_id] = future
 
         await self._call(add)
         try:
-            outputs = [await asyncio.wrap_future(future) for *_, future in asked]
+            answers = [await asyncio.wrap_future(future) for *_, future in asked]
         except asyncio.CancelledError:
-            self._submit(lambda: self._engine.abort_request([request_id for request_id, *_ in asked]))
+            if self._dead is None:
+                self._submit(lambda: self._cancel([request_id for request_id, *_ in asked]))
             raise
         return [
-            completions_of(output, prompt_ids, None if each.stop else self._decode)
-            for output, (_, prompt_ids, each, _) in zip(outputs, asked, strict=True)
+            completions_of(answer, prompt_ids, self._decode)
+            for answer, (_, prompt_ids, *_) in zip(answers, asked, strict=True)
         ]
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -205,7 +208,7 @@ class VLLMEngine:
         ready.set_result(None)
         while self._engine is not None:
             self._work_off_jobs()
-            if self._engine is not None and self._engine.has_unfinished_requests():
+            if self._engine is not None and self._collector:
                 try:
                     self._step()
                 except Exception as error:  # the engine's state is unknown now: every request must hear of it
@@ -227,13 +230,13 @@ class VLLMEngine:
         finally:
             gc.enable()
         self._tokenizer = self._engine.tokenizer
-        self._engine.engine_core.set_weight_version(str(self.version))
+        self._collector = Collector(self._engine, self.version)
         if self.opening is not None:
             self._engine.collective_rpc("forge_open", args=(self.opening, os.getpid()))
 
     def _work_off_jobs(self) -> None:
         """Run what was submitted; wait for something when there is nothing to generate."""
-        block = not self._engine.has_unfinished_requests()
+        block = not self._collector
         while True:
             try:
                 job, future = self._jobs.get(block=block)
@@ -252,17 +255,17 @@ class VLLMEngine:
                 return
 
     def _step(self) -> None:
-        for output in self._engine.step():
-            if not output.finished:
-                continue
-            future = self._pending.pop(output.request_id, None)
-            if future is None:
-                continue  # cancelled
+        for answer in self._collector.step():
+            future = self._pending.pop(answer.request_id)
             self._counts["requests/finished"] += 1
-            self._counts["tokens/prompt"] += len(output.prompt_token_ids)
-            self._counts["tokens/generated"] += sum(len(out.token_ids) for out in output.outputs)
+            self._counts["tokens/prompt"] += answer.prompt_tokens
+            self._counts["tokens/generated"] += sum(len(sample.token_ids) for sample in answer.samples.values())
             if future.set_running_or_notify_cancel():
-                future.set_result(output)
+                future.set_result(answer)
+
+    def _cancel(self, request_ids: Sequence[str]) -> None:
+        going = [request_id for request_id in request_ids if self._pending.pop(request_id, None)]
+        self._collector.abort(going)
 
     def _update(self, receipt: Receipt, checksum: bool) -> str:
         if receipt.version <= self.version:
@@ -281,7 +284,7 @@ class VLLMEngine:
         if refused:
             raise refused[0]
         self.version = receipt.version
-        self._engine.engine_core.set_weight_version(str(self.version))
+        self._collector.move_to(self.version)
         if self.recompute:
             self._engine.engine_core.reset_prefix_cache(reset_running_requests=True)
         if not self._loading:
@@ -313,7 +316,7 @@ class VLLMEngine:
 
     def _die(self, error: RunError) -> None:
         """Fail everything that waits, now and later."""
-        self._dead, self._engine = error, None
+        self._dead, self._engine, self._collector = error, None, None
         while self._pending:
             _, future = self._pending.popitem()
             if future.set_running_or_notify_cancel():

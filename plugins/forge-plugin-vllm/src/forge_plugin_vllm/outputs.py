@@ -1,6 +1,6 @@
 """Between this host's sampling parameters and completions, and vLLM's.
 
-completions_of(engine_output, prompt_ids)
+completions_of(answer, prompt_ids, decode)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_host.api import Completion, RunError, SamplingParams
+from forge_plugin_vllm.collect import Answer, Sample
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
 
@@ -32,51 +33,37 @@ def sampling_params(params: SamplingParams) -> Any:
         ignore_eos=params.ignore_eos,
         detokenize=bool(params.stop),
         logprobs=0,
-        flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
 def completions_of(
-    output: Any, prompt_ids: Sequence[int], decode: Callable[[Sequence[int]], str] | None = None
+    answer: Answer, prompt_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> list[Completion]:
-    """The completions of one finished `vllm.RequestOutput`, in sample order.
+    """The completions of a complete answer, in sample order.
 
     Args:
-        decode: gives the text of token ids; None takes the text that vLLM decoded.
+        decode: gives the text of token ids, for samples whose text vLLM did not decode.
 
     Raises:
-        RunError: vLLM reports an error, or left out a log-probability or a version.
+        RunError: vLLM reports an error, or left out a log-probability.
     """
-    samples = sorted(output.outputs, key=lambda sample: int(sample.index))
-    return [_completion(sample, tuple(prompt_ids), decode) for sample in samples]
+    return [_completion(sample, tuple(prompt_ids), decode) for sample in answer.samples.values()]
 
 
-def _completion(sample: Any, prompt_ids: tuple[int, ...], decode: Callable[[Sequence[int]], str] | None) -> Completion:
-    reason = FINISH_REASONS.get(sample.finish_reason)
+def _completion(sample: Sample, prompt_ids: tuple[int, ...], decode: Callable[[Sequence[int]], str]) -> Completion:
+    reason = FINISH_REASONS.get(sample.reason)
     if reason is None:
-        raise RunError(f"vLLM ended a response with {sample.finish_reason!r}", where="generator")
-    token_ids = tuple(int(token) for token in sample.token_ids)
-    versions = tuple(int(s.version) for s in sample.weight_versions or () for _ in range(s.start, s.end))
-    logprobs = _sampled_logprobs(sample.logprobs, token_ids)
-    if len(versions) != len(token_ids) or len(logprobs) != len(token_ids):
+        raise RunError(f"vLLM ended a response with {sample.reason!r}", where="generator")
+    token_ids, logprobs = tuple(sample.token_ids), tuple(sample.logprobs)
+    if len(logprobs) != len(token_ids):
         raise RunError(
-            f"vLLM returned {len(token_ids)} tokens, {len(logprobs)} log-probabilities and {len(versions)} versions",
-            where="generator",
+            f"vLLM returned {len(token_ids)} tokens and {len(logprobs)} log-probabilities", where="generator"
         )
     text = sample.text
-    if decode is not None:  # the token that ended it is no part of its text
+    if text is None:  # the token that ended it is no part of its text
         text = decode(token_ids[:-1] if reason == "stop" else token_ids)
     return Completion(
-        text=text, token_ids=token_ids, logprobs=logprobs, prompt_ids=prompt_ids, policy_versions=versions,
+        text=text, token_ids=token_ids, logprobs=logprobs, prompt_ids=prompt_ids, policy_versions=sample.versions(),
         finish_reason=reason,
     )  # fmt: skip
-
-
-def _sampled_logprobs(logprobs: Any, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-    """The sampled token's entry of each position; with `logprobs=0` it is the first one there."""
-    if logprobs is None:
-        return ()
-    if hasattr(logprobs, "start_indices"):  # vLLM's FlatLogprobs
-        return tuple(float(logprobs.logprobs[start]) for start in logprobs.start_indices)
-    return tuple(float(position[token].logprob) for position, token in zip(logprobs, token_ids, strict=True))
