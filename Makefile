@@ -1,6 +1,8 @@
 # `make run` trains the quickstart, `make test` checks everything; both install what they need into .venv first.
 PYTHON ?= python3
 VENV := .venv/bin
+# Two processes, each with whole files: fixtures that start vLLM are a file's own. `make test PARALLEL=` is one process.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test lint docs setup
 
@@ -8,7 +10,7 @@ run: setup
 	$(VENV)/forge-host run quickstart $(ARGS)
 
 test: lint
-	$(VENV)/python -m pytest -m "not gpu" $(ARGS)
+	$(VENV)/python -m pytest -m "not gpu" $(PARALLEL) $(ARGS)
 
 lint: setup
 	$(VENV)/python -m ruff check .
