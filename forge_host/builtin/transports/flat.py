@@ -1,13 +1,22 @@
 """Tensors one behind the other in one block of memory on a device, for transports that move the block.
 
-    index, digests = fill(block, model.state_dict().items(), checksums=False)     # block: a FlatBlock
-    for name, tensor in views(block.flat, index): ...
+    layout, digests = fill(block, model.state_dict().items(), checksums=False)     # block: a FlatBlock
+    for name, tensor in views(block.flat, layout.index): ...
+
+A model's tensors are the same every time, and handling 254 of them one by one takes longer than copying their 1 GB on
+a GPU. So `fill` keeps what it made: a version that is laid out as the one before is compared with it and copied.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
 
 from forge_host.loop.checksum import tensor_digest
 
@@ -16,59 +25,98 @@ if TYPE_CHECKING:
 
 #: Name, dtype, shape, offset and bytes of each tensor.
 Index = list[tuple[str, str, tuple[int, ...], int, int]]
-Places = dict[tuple[int, "torch.dtype", tuple[int, ...]], "torch.Tensor"]
+Pairs = list[tuple[str, "torch.Tensor"]]
 
 ALIGNMENT = 256  #: bytes; what CUDA's own allocations have
-BATCH_BYTES = 256 << 20  #: tensors of so many bytes are copied by few kernel launches
+BATCH_BYTES = 128 << 20  #: a batch is complete with so many: copied by few launches while the next is looked at
+
+_dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
 class FlatBlock(Protocol):
     """`flat`: uint8 [bytes]; `grow` replaces it by a larger one that begins with the first `keep` bytes.
 
-    `places` are views of `flat` that `fill` made, by offset, dtype and shape: a model's tensors are the same every
-    time, and making 254 views takes longer than copying 1 GB on a GPU. `grow` empties it.
+    `layout` is kept by `fill` for the next version, None at first; its views are of `flat`.
     """
 
     flat: torch.Tensor
-    places: Places
+    layout: Layout | None
 
     def grow(self, num_bytes: int, keep: int) -> None: ...
 
 
+@attrs.frozen(eq=False)
+class Layout:
+    """Where a version's tensors lie."""
+
+    batches: tuple[_Batch, ...]
+
+    @cached_property
+    def index(self) -> Index:
+        return [entry for batch in self.batches for entry in batch.index]
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The tensors', without what lies between them."""
+        return sum(size for *_, size in self.index)
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The index as one piece, quick to send and to compare; `unpacked` reads it."""
+        return json.dumps(self.index).encode()
+
+
+def unpacked(packed: bytes) -> Iterable[Any]:
+    """The index that `views` takes, of `Layout.packed`."""
+    index: list[Any] = json.loads(packed)
+    return index
+
+
 def fill(
     block: FlatBlock, tensors: Iterable[tuple[str, torch.Tensor]], checksums: bool
-) -> tuple[Index, dict[str, str]]:
+) -> tuple[Layout, dict[str, str]]:
     """Copy every tensor in (any dtype, device and strides); on a GPU the copies are only queued.
 
-    Each tensor has to stay as it is until the copies are done. Returns the index, and digests when asked for.
+    Each tensor has to stay as it is until the copies are done. Returns the layout, and digests when asked for.
 
     Raises:
         ValueError: a name comes twice.
     """
-    index: Index = []
-    digests: dict[str, str] = {}
-    waiting: list[tuple[torch.Tensor, int]] = []  # not copied yet, with their offsets
-    names: set[str] = set()
-    begin = end = 0
-    for name, tensor in tensors:
-        if name in names:
-            raise ValueError(f"tensor {name!r} comes twice")
-        names.add(name)
-        tensor = tensor.detach()
-        offset, size = -(-end // ALIGNMENT) * ALIGNMENT, tensor.nbytes
-        end = offset + size
-        index.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, size))
+    given, digests = iter(tensors), dict[str, str]()
+    known, block.layout = block.layout, None  # should this fail, the block holds no version
+    batches: list[_Batch] = []
+    for batch in () if known is None else known.batches:
+        pairs = list(islice(given, len(batch.index)))
+        if not batch.fits(pairs):
+            given = chain(pairs, given)
+            break
         if checksums:
-            digests[name] = tensor_digest(tensor)
-        if size:
-            waiting.append((tensor, offset))
-        if end - begin >= BATCH_BYTES and end <= block.flat.numel():
-            _copy(block, waiting)
+            digests |= {name: tensor_digest(tensor) for name, tensor in pairs}
+        batch.copy(pairs)
+        batches.append(batch)
+
+    pairs, waiting = _take(given), list[tuple[Index, Pairs]]()
+    if known is not None and not pairs and len(batches) == len(known.batches):
+        block.layout = known
+        return known, digests
+    names = {name for batch in batches for name in batch.names}
+    begin = end = index_bytes(entry for batch in batches for entry in batch.index)
+    while pairs:
+        index, end = _place(pairs, end, names)
+        if checksums:
+            digests |= {name: tensor_digest(tensor) for name, tensor in pairs}
+        waiting.append((index, pairs))
+        if end <= block.flat.numel():
+            _copy(block, waiting, batches)
             begin = end
-    if end > block.flat.numel():
+        pairs = _take(given)
+    if waiting:
         block.grow(end, begin)
-    _copy(block, waiting)
-    return index, digests
+        _copy(block, waiting, batches)
+    layout = Layout(tuple(batches))
+    if all(batch.flat is block.flat for batch in batches):  # else some views are of the memory before it grew
+        block.layout = layout
+    return layout, digests
 
 
 def views(flat: torch.Tensor, index: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,25 +136,74 @@ def index_bytes(index: Iterable[Any]) -> int:
     return max((offset + size for *_, offset, size in index), default=0)
 
 
-def _copy(block: FlatBlock, waiting: list[tuple[torch.Tensor, int]]) -> None:
-    """Copy what waits into its places; in few launches where dtypes and layouts allow."""
-    import torch
+class _Batch:
+    """Tensors that are copied together, and views of where they go."""
 
-    flat, known = block.flat, block.places
-    kinds: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for tensor, offset in waiting:
-        key = offset, tensor.dtype, tensor.shape
-        place = known.get(key)
-        if place is None:
-            place = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            known[key] = place
-        places, sources = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
-        places.append(place)
-        sources.append(tensor)
-    for (_, device), (places, sources) in kinds.items():
-        if device == flat.device:
-            torch._foreach_copy_(places, sources)
-        else:
-            for place, source in zip(places, sources, strict=True):
-                place.copy_(source)
+    def __init__(self, flat: torch.Tensor, index: Index, pairs: Pairs) -> None:
+        self.flat, self.index = flat, index
+        sources = [tensor for _, tensor in pairs]
+        self.names = [name for name, _ in pairs]
+        self._dtypes, self._shapes = list(map(_dtype, sources)), list(map(_shape, sources))
+        self._near: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = {}  # one launch copies one dtype
+        self._far: list[tuple[int, torch.Tensor]] = []  # from other devices
+        for i, ((_, place), (*_, size)) in enumerate(zip(views(flat, index), index, strict=True)):
+            if size and sources[i].device == flat.device:
+                numbers, places = self._near.setdefault(place.dtype, ([], []))
+                numbers.append(i)
+                places.append(place)
+            elif size:
+                self._far.append((i, place))
+
+    def fits(self, pairs: Pairs) -> bool:
+        """Whether these are tensors of the same names, dtypes and shapes.
+
+        A device or strides may differ: the copies are right then too, if slower.
+        """
+        return (
+            [name for name, _ in pairs] == self.names
+            and [tensor.shape for _, tensor in pairs] == self._shapes
+            and [tensor.dtype for _, tensor in pairs] == self._dtypes
+        )
+
+    def copy(self, pairs: Pairs) -> None:
+        import torch
+
+        with torch.no_grad():
+            for numbers, places in self._near.values():
+                torch._foreach_copy_(places, [pairs[i][1] for i in numbers])
+            for i, place in self._far:
+                place.copy_(pairs[i][1])
+
+
+def _take(given: Iterator[tuple[str, torch.Tensor]]) -> Pairs:
+    """The next tensors, as many as make a batch."""
+    pairs: Pairs = []
+    size = 0
+    for name, tensor in given:
+        pairs.append((name, tensor))
+        size += tensor.nbytes
+        if size >= BATCH_BYTES:
+            break
+    return pairs
+
+
+def _place(pairs: Pairs, end: int, names: set[str]) -> tuple[Index, int]:
+    """Entries of tensors that come behind `end`, and where they end; their names are added to `names`."""
+    index: Index = []
+    for name, tensor in pairs:
+        if name in names:
+            raise ValueError(f"tensor {name!r} comes twice")
+        names.add(name)
+        offset, size = -(-end // ALIGNMENT) * ALIGNMENT, tensor.nbytes
+        end = offset + size
+        index.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, size))
+    return index, end
+
+
+def _copy(block: FlatBlock, waiting: list[tuple[Index, Pairs]], batches: list[_Batch]) -> None:
+    """Make batches of what waits, and copy them."""
+    for index, pairs in waiting:
+        batch = _Batch(block.flat, index, pairs)
+        batch.copy(pairs)
+        batches.append(batch)
     waiting.clear()

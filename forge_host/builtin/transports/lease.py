@@ -16,6 +16,7 @@ import fcntl
 import io
 import os
 import secrets
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def take_lease(receipt: Receipt) -> io.FileIO:
     return lease
 
 
+@cache
 def boot_id() -> str:
     """Tells hosts apart, and a host from itself before a restart."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

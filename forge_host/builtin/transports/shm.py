@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from forge_host.api import Capabilities, Receipt
-from forge_host.builtin.transports.flat import Places, views
+from forge_host.builtin.transports.flat import views
 from forge_host.builtin.transports.lease import TOKEN_BYTES, LeasedFile, take_lease
 from forge_host.builtin.transports.memory import require_memory
 from forge_host.builtin.transports.pinned import Pin, PinnedMaps, uses_gpu
@@ -133,7 +133,7 @@ class _Buffer(LeasedFile):
         super().__init__(namespace)
         self._pages: mmap.mmap | None = None
         self._pin: Pin | None = None
-        self._places: Places = {}
+        self._places: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
         self._expected = expected
         self.touched = 0  # bytes that may have pages behind them
 

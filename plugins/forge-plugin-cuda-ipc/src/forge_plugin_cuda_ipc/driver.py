@@ -83,12 +83,11 @@ class CudaDriver:
             )
         self._cuda = ctypes.CDLL("libcuda.so.1")
         self._index = torch.cuda.current_device()
+        self._uuid = str(torch.cuda.get_device_properties(self._index).uuid)
         self._own: dict[bytes, Memory] = {}  # the driver refuses to map a process's own memory
 
     def device(self) -> str:
-        import torch
-
-        return str(torch.cuda.get_device_properties(self._index).uuid)
+        return self._uuid
 
     def allocate(self, num_bytes: int) -> Memory:
         """

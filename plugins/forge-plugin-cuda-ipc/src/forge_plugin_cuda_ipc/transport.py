@@ -6,9 +6,10 @@
         parameters[name].copy_(tensor)
 
 `publish` copies into GPU memory of its own and waits for the copy, so the trainer may change its tensors afterwards.
-The newest two versions stay, so this takes twice the model's bytes on the GPU. `fetch` gives views of that memory: they
-are for reading, what a reader writes into them every other reader sees. A reader's lease (`forge_host.builtin.
-transports.lease`) keeps its version from being overwritten and ends with the reader's process.
+The newest two versions stay, so this takes twice the model's bytes on the GPU, and those that readers still hold.
+`fetch` gives views of that memory: they are for reading, what a reader writes into them every other reader sees. A
+reader's lease (`forge_host.builtin.transports.lease`) keeps its version from being overwritten or freed and ends with
+the reader's process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from forge_host.api import Capabilities, Receipt
-from forge_host.builtin.transports.flat import Index, Places, fill, views
+from forge_host.builtin.transports.flat import Layout, fill, unpacked, views
 from forge_host.builtin.transports.lease import LeasedFile, gone, take_lease
 from forge_host.errors import RunError
 from forge_plugin_cuda_ipc.driver import CudaDriver, Driver, Memory
@@ -41,7 +42,7 @@ class CudaIpc:
     _version: int | None = attrs.field(default=None, init=False)
     _slots: list[_Slot] = attrs.field(factory=list, init=False)
     _maps: dict[bytes, Memory] = attrs.field(factory=dict, init=False)
-    _views_of: dict[bytes, tuple[Index, list[tuple[str, torch.Tensor]]]] = attrs.field(factory=dict, init=False)
+    _views_of: dict[bytes, tuple[bytes, list[tuple[str, torch.Tensor]]]] = attrs.field(factory=dict, init=False)
     _in_use: list[bytes] = attrs.field(factory=list, init=False)
     _device: Driver | None = attrs.field(default=None, init=False)
 
@@ -61,7 +62,7 @@ class CudaIpc:
             raise ValueError(f"version {version} was published after {self._version}")
         slot = self._writable()
         try:
-            index, digests = slot.write(tensors, checksums)
+            layout, digests = slot.write(tensors, checksums)
         except BaseException:
             slot.close()
             raise
@@ -69,11 +70,11 @@ class CudaIpc:
         self._version = version
         return Receipt(
             version=version,
-            num_tensors=len(index),
-            num_bytes=sum(size for *_, size in index),
+            num_tensors=len(layout.index),
+            num_bytes=layout.num_bytes,
             location={
                 **slot.location(), "gpu": self._driver().device(), "memory": slot.name, "handle": slot.handle,
-                "bytes": slot.flat.numel(), "tensors": index,
+                "bytes": slot.flat.numel(), "tensors": layout.packed,
             },
             checksums=digests if checksums else None,
         )  # fmt: skip
@@ -114,15 +115,24 @@ class CudaIpc:
         return CudaDriver()
 
     def _writable(self) -> _Slot:
-        """The older of two slots when nobody reads it, else a new one."""
-        while len(self._slots) >= 2:
-            oldest = self._slots.pop(0)
-            if oldest.lock():
-                return oldest
-            oldest.close()
-        slot = _Slot(self._namespace, self._driver())
-        slot.lock()
-        return slot
+        """A slot that is not the newest and that nobody reads, else a new one.
+
+        What is being read stays where it is: its reader may have taken the lease and not mapped the memory yet, and
+        the driver leaves open what becomes of mapped memory that is freed.
+        """
+        free: list[_Slot] = []
+        for slot in self._slots[:-1]:
+            if slot.lock():
+                free.append(slot)
+                self._slots.remove(slot)
+            else:
+                slot.unseal()  # it is older than the two that are kept: nobody else may begin to read it
+        if not free:
+            free = [_Slot(self._namespace, self._driver())]
+            free[0].lock()
+        for slot in free[1:]:
+            slot.close()
+        return free[0]
 
     def _mapped(self, receipt: Receipt) -> torch.Tensor:
         """The publisher's memory in this process; uint8 [bytes]."""
@@ -148,10 +158,10 @@ class CudaIpc:
             with lease:
                 if name is not None and name not in self._maps:
                     raise gone(receipt, "this transport was closed")
-                index, made = receipt.location["tensors"], self._views_of.get(name)
-                if made is None or made[0] != index:
+                packed, made = receipt.location["tensors"], self._views_of.get(name)
+                if made is None or made[0] != packed:
                     # Kept, as making the views takes longer than copying what they show.
-                    made = index, list(views(flat, index))
+                    made = packed, list(views(flat, unpacked(packed)))
                     if name is not None:
                         self._views_of[name] = made
                 yield from made[1]
@@ -169,15 +179,15 @@ class _Slot(LeasedFile):
         self._driver = driver
         self._memory: Memory | None = None
         self.flat = torch.empty(0, dtype=torch.uint8)
-        self.places: Places = {}
+        self.layout: Layout | None = None
         self.name: bytes | None = None  # of this memory, never used again
 
     @property
     def handle(self) -> bytes:
         return b"" if self._memory is None else self._memory.handle
 
-    def write(self, tensors: Iterable[tuple[str, torch.Tensor]], checksums: bool) -> tuple[Index, dict[str, str]]:
-        """Fill a locked slot and unlock it: the tensors' index, and digests."""
+    def write(self, tensors: Iterable[tuple[str, torch.Tensor]], checksums: bool) -> tuple[Layout, dict[str, str]]:
+        """Fill a locked slot and unlock it: where the tensors are, and digests."""
         self.unseal()
         found = fill(self, tensors, checksums)
         self._driver.synchronize()
@@ -186,7 +196,6 @@ class _Slot(LeasedFile):
 
     def grow(self, num_bytes: int, keep: int) -> None:
         old, self._memory = self._memory, self._driver.allocate(num_bytes)
-        self.places.clear()
         self.name = secrets.token_bytes(8)
         before, self.flat = self.flat, self._memory.tensor
         self.flat[:keep].copy_(before[:keep])
@@ -195,7 +204,7 @@ class _Slot(LeasedFile):
             self._driver.free(old)
 
     def close(self) -> None:
-        self.places.clear()
+        self.layout = None
         if self._memory is not None:
             self._driver.free(self._memory)
             self._memory = None

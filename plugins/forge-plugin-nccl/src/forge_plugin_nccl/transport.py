@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_host.api import Capabilities, Receipt, field
-from forge_host.builtin.transports.flat import Index, Places, fill, index_bytes, views
+from forge_host.builtin.transports.flat import Index, Layout, fill, index_bytes, views
 from forge_host.errors import RunError
 from forge_plugin_nccl.group import Backend, NcclBackend
 from forge_plugin_nccl.link import Link, Sender
@@ -36,9 +36,7 @@ class Nccl:
         default="127.0.0.1",
         help="address of the trainer's host at which generators reach it; change it when they are on other hosts",
     )
-    timeout_s: float = field(
-        default=60.0, help="deadline of one transfer", unit="s", validator=attrs.validators.gt(0)
-    )
+    timeout_s: float = field(default=60.0, help="deadline of one transfer", unit="s", validator=attrs.validators.gt(0))
     capabilities: Capabilities = attrs.field(
         default=Capabilities(cross_host=True, gpu_direct=True, partial=True), init=False
     )
@@ -66,16 +64,16 @@ class Nccl:
         if self._sender is None:
             self._sender = Sender(backend, self.address, self.timeout_s)
         slot = self._writable(backend)
-        index, digests = fill(slot, tensors, checksums)
+        layout, digests = fill(slot, tensors, checksums)
         backend.synchronize()
         self._slots.append(slot)
         self._version = version
         self._sender.offer(version, slot.flat, slot)
         return Receipt(
             version=version,
-            num_tensors=len(index),
-            num_bytes=sum(size for *_, size in index),
-            location={**self._sender.location(), "tensors": index},
+            num_tensors=len(layout.index),
+            num_bytes=layout.num_bytes,
+            location={**self._sender.location(), "tensors": layout.index},
             checksums=digests if checksums else None,
         )
 
@@ -136,13 +134,12 @@ class _Slot:
         import torch
 
         self.flat = torch.empty(0, dtype=torch.uint8, device=backend.device())
-        self.places: Places = {}
+        self.layout: Layout | None = None
 
     def grow(self, num_bytes: int, keep: int) -> None:
         import torch
 
         before = self.flat
-        self.places.clear()
         try:
             self.flat = torch.empty(num_bytes, dtype=torch.uint8, device=before.device)
         except torch.OutOfMemoryError as error:
