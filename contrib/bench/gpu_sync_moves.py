@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import statistics
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,24 @@ def reader(pipe: Any, transport: str) -> None:
     if transport == "nccl":  # a GPU each
         torch.cuda.set_device(1)
     own = tensors(0)
+    names, places = list(own), list(own.values())
     wait()
     mine = build(transport)
     pipe.send("ready")
     while (receipt := pipe.recv()) is not None:
         began = time.perf_counter()
         fetched = mine.fetch(receipt)
-        held = dict(fetched)
-        if all(held[name].device == own[name].device for name in own):
-            torch._foreach_copy_([own[name] for name in own], [held[name] for name in own])
+        held = list(islice(fetched, receipt.num_tensors))  # not to the end, which would end the lease
+        sources = [tensor for _, tensor in held]
+        if sources[0].device == places[0].device:
+            torch._foreach_copy_(places, sources)
         else:
-            for name, tensor in own.items():
-                tensor.copy_(held[name], non_blocking=True)
+            for place, source in zip(places, sources, strict=True):
+                place.copy_(source, non_blocking=True)
         wait()
         seconds = time.perf_counter() - began
-        pipe.send((seconds, all(bool((t == receipt.version).all()) for t in own.values())))
+        whole = [name for name, _ in held] == names and not list(fetched)
+        pipe.send((seconds, whole and all(bool((t == receipt.version).all()) for t in places)))
     mine.close()
 
 
