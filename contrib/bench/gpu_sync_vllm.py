@@ -2,8 +2,9 @@
 
 python contrib/bench/gpu_sync.py --rows vllm:cuda-ipc
 
-The trainer is TorchTitan's model in this process (float32, published in bfloat16), vLLM runs in another; the time goes
-from the call that publishes to the answer that the new weights are served. Monarch's calls (about 1 ms) come on top.
+The trainer is TorchTitan's model in this process (float32 master weights, a bfloat16 model, which is published), vLLM
+runs in another; the time goes from the call that publishes to the answer that the new weights are served. Monarch's
+calls (about 1 ms) come on top.
 """
 
 from __future__ import annotations
