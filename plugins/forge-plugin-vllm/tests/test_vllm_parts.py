@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,20 @@ def test_gpu_arguments() -> None:
 
 def context(device: str = "cpu", **services: ServiceConfig) -> Any:
     return SimpleNamespace(device=device, role="generator", config=SimpleNamespace(services=services))
+
+
+def test_threads_that_pack_keep_their_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_plugin_vllm.packing import use_threads
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # as vLLM's worker does
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1, initializer=use_threads, initargs=(3,)) as pool:
+            pool.submit(int).result()
+            torch._C.set_num_threads(2)
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch._C.set_num_threads(before)
 
 
 def test_environment_shares_cores_between_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

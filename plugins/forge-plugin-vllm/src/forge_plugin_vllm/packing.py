@@ -16,9 +16,8 @@ thread, and as long as that takes the other cores would wait.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import attrs
@@ -53,6 +52,7 @@ class Packed:
     def pack(self, tensors: Mapping[str, Tensor], room: Tensor) -> None:
         layer = self.layer
         layer.weight = nn.Parameter(self.matrix(tensors, room), requires_grad=False)
+        layer.cpu_linear = None  # the old packed matrix goes first, and the new one takes its memory
         layer.quant_method.process_weights_after_loading(layer)
         if layer.weight.numel():
             raise RuntimeError(f"vLLM did not pack the weights of {type(layer).__name__}")
@@ -101,34 +101,38 @@ class PackingPlan:
     @torch.no_grad()
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy and pack all of `tensors`."""
-        free: SimpleQueue[Tensor] = SimpleQueue()
-        for room in self.rooms:
-            free.put(room)
-
+        # What is kept first, as it takes longest. One iterator for all threads, as a task for each matrix would wake
+        # this thread as often; it packs nothing itself, since its helpers would wait spinning.
+        jobs: Iterator[Packed | None] = iter((None, *self.packed))
         inference = torch.is_inference_mode_enabled()  # each thread has a mode of its own
 
-        def pack(each: Packed | None) -> None:
-            room = free.get()
-            try:
-                with torch.inference_mode(inference), torch.no_grad():
-                    if each is None:
-                        self._keep(tensors)
-                    else:
-                        each.pack(tensors, room)
-            finally:
-                free.put(room)
+        def work(room: Tensor) -> None:
+            with torch.inference_mode(inference), torch.no_grad():
+                for each in jobs:
+                    try:
+                        if each is None:
+                            self._keep(tensors)
+                        else:
+                            each.pack(tensors, room)
+                    except BaseException:
+                        list(jobs)  # the other threads stop too: the tensors are the caller's again
+                        raise
 
         threads = torch.get_num_threads()
         try:
-            # What is kept first, as it takes longest; none of it in this thread, whose helpers would wait spinning.
-            list(self.pool.map(pack, (None, *self.packed)))
+            working = [self.pool.submit(work, room) for room in self.rooms]
+            wait(working)
+            for each in working:
+                each.result()
         finally:
-            torch.set_num_threads(threads)  # MKL's setting is one for all threads
+            torch._C.set_num_threads(threads)  # MKL's setting is one for all threads
 
     def _keep(self, tensors: Mapping[str, Tensor]) -> None:
         for piece in self._direct():
             piece.place.copy_(piece.source(tensors))
         for first, *others in self.kept:
+            for layer in (first, *others):
+                layer.cpu_linear = None
             first.quant_method.process_weights_after_loading(first)
             for other in others:
                 other.cpu_linear = first.cpu_linear
@@ -173,8 +177,14 @@ def record_packed(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Pa
     threads = torch.get_num_threads()
     workers = min(WORKERS, threads)
     rooms = tuple(torch.empty(largest, dtype=dtype) for _ in range(workers))
-    pool = ThreadPoolExecutor(workers, "pack", torch.set_num_threads, (max(1, threads // workers),))
+    pool = ThreadPoolExecutor(workers, "pack", use_threads, (max(1, threads // workers),))
     return PackingPlan(plan, tuple(packed), kept, rooms, pool)
+
+
+def use_threads(count: int) -> None:
+    """Cores that torch and OpenMP use for work of this thread, whatever another thread sets later."""
+    torch._C.set_num_threads(count)  # vLLM's worker replaces `torch.set_num_threads` by a function that does nothing
+    torch.get_num_threads()  # a thread's first question sets its number to the process's latest: to be asked now
 
 
 @contextmanager
