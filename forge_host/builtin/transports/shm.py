@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from forge_host.api import Capabilities, Receipt
-from forge_host.builtin.transports.flat import views
+from forge_host.builtin.transports.flat import index_bytes, views
 from forge_host.builtin.transports.lease import TOKEN_BYTES, LeasedFile, take_lease
 from forge_host.builtin.transports.memory import require_memory
 from forge_host.builtin.transports.pinned import Pin, PinnedMaps, uses_gpu
+from forge_host.builtin.transports.private import PrivateMaps
 from forge_host.loop.checksum import tensor_digest
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class SharedMemory:
     _version: int | None = attrs.field(default=None, init=False)
     _buffers: list[_Buffer] = attrs.field(factory=list, init=False)
     _pinned: PinnedMaps = attrs.field(factory=PinnedMaps, init=False)
+    _private: PrivateMaps = attrs.field(factory=PrivateMaps, init=False)
 
     def open(self, namespace: str) -> None:
         """`namespace` names the buffers in /proc/<pid>/maps."""
@@ -97,6 +99,7 @@ class SharedMemory:
         while self._buffers:
             self._buffers.pop().close()
         self._pinned.close()
+        self._private.close()
 
     def _writable(self) -> _Buffer:
         """The older of two buffers when nobody reads it, else a new one."""
@@ -110,16 +113,22 @@ class SharedMemory:
         return buffer
 
     def _views(self, receipt: Receipt, lease: io.FileIO) -> Iterator[tuple[str, torch.Tensor]]:
-        import torch
-
+        index = receipt.location["tensors"]
+        end = index_bytes(index)
         with lease:
-            end = max((offset + size for *_, offset, size in receipt.location["tensors"] if size), default=0)
             pages = self._pinned.get(lease.fileno(), receipt.location, end) if uses_gpu() else None
-            if pages is None:
-                pages = mmap.mmap(lease.fileno(), 0, access=mmap.ACCESS_COPY)  # unmapped with its last tensor
-            # Views of one tensor, so that a reader sees which of them lie next to each other.
-            flat = torch.frombuffer(pages, dtype=torch.uint8, count=end) if end else torch.empty(0, dtype=torch.uint8)
-            yield from views(flat, receipt.location["tensors"])
+            if pages is not None:
+                yield from views(_flat(pages, end), index)
+                return
+            with self._private.taken(lease.fileno()) as pages:
+                yield from views(_flat(pages, end), index)
+
+
+def _flat(pages: mmap.mmap, end: int) -> torch.Tensor:
+    """One tensor, so that a reader of its views sees which of them lie next to each other."""
+    import torch
+
+    return torch.frombuffer(pages, dtype=torch.uint8, count=end) if end else torch.empty(0, dtype=torch.uint8)
 
 
 class _Buffer(LeasedFile):
