@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch.actor import ActorError, ProcMesh
@@ -296,8 +297,12 @@ def reason_of(text: str) -> str:
 
 
 def _reap(pids: list[int]) -> None:
+    """Kill processes of this run, and remove what a killed one cannot.
+
+    Intel's OpenMP, which vLLM has on a CPU, registers its process in /dev/shm, under its pid and its user's number.
+    """
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, 9)
-        except ProcessLookupError:
-            continue
+        with suppress(OSError):
+            os.unlink(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")

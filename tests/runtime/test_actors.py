@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from monarch.actor import concurrent_endpoint, endpoint
@@ -69,6 +70,23 @@ async def test_actor_answers_logs_and_leaves_no_process(tmp_path) -> None:
     assert await gone(pids)
     assert sorted(p.name for p in tmp_path.glob("*.log")) == ["echo-0.0.log", "echo-0.1.log"]
     assert "set up" in (tmp_path / "echo-0.0.log").read_text()
+
+
+async def test_openmp_s_registration_goes_with_its_process_and_others_stay(tmp_path) -> None:
+    def registration(pid: int) -> Path:
+        return Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
+
+    other = registration(os.getpid())
+    had = other.exists()
+    try:
+        async with Session(log_dir=str(tmp_path)):
+            mine = registration((await Echo.as_actor()).pids[0])
+            for file in (mine, other):
+                file.touch()
+        assert not mine.exists() and other.exists()
+    finally:
+        if not had:
+            other.unlink(missing_ok=True)
 
 
 async def test_errors_name_role_and_call(tmp_path) -> None:
