@@ -15,8 +15,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PRESENT, SWAPPED, FILE = 1 << 63, 1 << 62, 1 << 61  #: bits of an entry of /proc/self/pagemap
-ENTRY_BYTES = 8
+ENTRY_BYTES = 8  #: of a page in /proc/self/pagemap
+PRESENT, SWAPPED, FILE = 0x80, 0x40, 0x20  #: bits of an entry's last byte
+CLEAN = bytes(byte for byte in range(256) if byte & FILE or not byte & (PRESENT | SWAPPED))
 
 
 class PrivateMaps:
@@ -61,8 +62,4 @@ def written(pages: mmap.mmap) -> bool:
             found = os.pread(file.fileno(), size, begin * ENTRY_BYTES)
     except OSError:
         return True
-    if len(found) != size:
-        return True
-    entries = torch.frombuffer(bytearray(found), dtype=torch.int64)
-    held = (entries < 0) | (entries & SWAPPED != 0)  # the sign is PRESENT
-    return bool((held & (entries & FILE == 0)).any())
+    return len(found) != size or bool(found[ENTRY_BYTES - 1 :: ENTRY_BYTES].translate(None, delete=CLEAN))
