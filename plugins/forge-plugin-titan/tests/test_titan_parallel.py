@@ -91,12 +91,14 @@ def local(tensor):
 
 def first_gradients(engine, inputs, targets):
     """Whole gradients of the first step, before clipping."""
+    from forge_plugin_titan.shards import gather
+
     found = {}
 
     def take(*_):
         for name, master in engine.optimizer.masters.items():
             grad = master.grad
-            found[name] = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).clone()
+            found[name] = gather(grad).clone()
         return torch.zeros(())
 
     engine.optimizer.clip = take

@@ -148,7 +148,7 @@ def _distributed(
     except ValueError as error:  # TorchTitan's own check: heads that the tensor degree does not divide
         raise UsageError(str(error).rstrip("."), where="parallelism") from error
     model = spec.parallelize(
-        _on_meta(spec, param),
+        _kept_tied(_on_meta(spec, param)) if spec.tied else _on_meta(spec, param),
         parallel_dims=dims,
         training=TitanTraining(
             mixed_precision_param=training.dtype, mixed_precision_reduce="float32", enable_cpu_offload=cpu_offload
@@ -167,6 +167,22 @@ def _distributed(
     )
     filled = _fill(model, spec, device, trains, torch.device("cpu") if cpu_offload else device)
     return Built(model=filled, dims=dims, data_rank=data, context_rank=context)
+
+
+def _kept_tied(model: Any) -> Any:
+    """`model`, whose tied weight is one parameter still after tensor parallelism has split it.
+
+    TorchTitan makes two of it and ties them when FSDP already has both. Where a shard is padded, each is then gathered
+    from memory of its own, and only one of them is trained.
+    """
+    split = model.parallelize
+
+    def parallelize(dims: Any) -> None:
+        split(dims)
+        model.tok_embeddings.weight = model.lm_head.weight
+
+    model.parallelize = parallelize
+    return model
 
 
 def _on_meta(spec: ModelSpec, dtype: torch.dtype) -> Any:

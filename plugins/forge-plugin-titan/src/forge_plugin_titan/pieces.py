@@ -16,13 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from forge_plugin_titan import lora
 from forge_plugin_titan.models import ModelSpec
+from forge_plugin_titan.shards import Index, place
 from forge_plugin_titan.weights import layers, whole
-
-Index = tuple[int, ...]
 
 
 def hf_pieces(model: Any, spec: ModelSpec, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Index, Index]]:
@@ -68,7 +66,7 @@ def _held(value: Tensor) -> tuple[Tensor, Index] | None:
     local = value.to_local()
     if not local.numel():
         return None
-    shape, start = compute_local_shape_and_global_offset(value.shape, mesh, value.placements)
-    if tuple(shape) != tuple(local.shape):
-        raise RuntimeError(f"a shard of shape {tuple(local.shape)} where {tuple(shape)} belongs")
-    return local, tuple(int(i) for i in start)
+    shape, start = place(value)
+    if shape != tuple(local.shape):
+        raise RuntimeError(f"a shard of shape {tuple(local.shape)} where {shape} belongs")
+    return local, start

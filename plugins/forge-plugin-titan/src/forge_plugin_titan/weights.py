@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from forge_host.errors import UsageError
 from forge_plugin_titan import lora
 from forge_plugin_titan.models import ModelSpec, read_config
+from forge_plugin_titan.shards import fill, gather
 
 #: A folder's files that belong to the tokenizer or to generation and are handed on unchanged.
 PASSED_ON = ("tokenizer*", "*.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -81,12 +82,12 @@ def load_weights(model: nn.Module, spec: ModelSpec) -> None:
             f"{found.get(wrong[0], 'missing')} where {expected.get(wrong[0], 'nothing')} belongs",
             fix="use the config.json that came with the weights",
         )
-    if any(isinstance(p, DTensor) for p in model.parameters()):
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-        set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
-    else:
-        model.load_state_dict(state)
+    if not any(isinstance(p, DTensor) for p in model.parameters()):
+        model.load_state_dict(state)  # a fused matrix's parts are copies in the state dict
+        return
+    with torch.no_grad():
+        for name, target in model.state_dict().items():
+            fill(target, state[name])
 
 
 def hf_tensors(model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -120,7 +121,7 @@ def whole(
     adapter: Any, part: Mapping[str, Tensor], spec: ModelSpec, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """One layer's tensors gathered, its adapters merged, in `dtype` under their Hugging Face names."""
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach() for k, v in part.items()}
+    full = {k: gather(v.detach()) for k, v in part.items()}
     full = _cast(lora.merged(full, spec.lora_scaling), dtype)
     if spec.tied and "tok_embeddings.weight" in full:
         yield "model.embed_tokens.weight", full["tok_embeddings.weight"]
