@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import os
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +16,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from forge_plugin_torchstore import forge_check_plan, installed, packs, shared
+from forge_plugin_torchstore import forge_check_plan, forge_run_started, installed, packs, shared
 from forge_plugin_torchstore.transport import TorchStore
 
+from forge_host.api import RunInfo
 from forge_host.errors import PluginError, RunError
 from forge_host.testing import PluginContract, TransportContract
 from forge_host.testing.transport import copied, is_version, weights
+from forge_host.testing.transport_ends import answer, read_one_and_wait
 
 needs_torchstore = pytest.mark.skipif(
     importlib.util.find_spec("torchstore") is None, reason=f"TorchStore is not installed: {installed.INSTALL}"
@@ -97,6 +101,18 @@ def test_leftovers_of_killed_processes(monkeypatch: pytest.MonkeyPatch, tmp_path
     )  # fmt: skip
 
 
+def test_a_run_with_torchstore_waits_for_acknowledgements() -> None:
+    from monarch.config import configured, get_global_config
+
+    def timeout(transport: str) -> object:
+        with configured(message_delivery_timeout="30s"):
+            forge_run_started(RunInfo(id="x", directory="x", config={"transport": {"use": transport, "extra": {}}}))
+            return get_global_config()["message_delivery_timeout"]
+
+    assert timeout("builtin/shm") == "30s"
+    assert timeout("torchstore/torchstore") == "28days"
+
+
 # --- with it ----------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +166,7 @@ def test_use_rdma_says_that_there_is_none(
     with closing(TorchStore()) as transport:
         transport.open("rdma")
         assert is_version(copied(transport, transport.publish(1, weights(1).items())), 1)
-    assert "TORCHSTORE_USE_RDMA=1, but this host has no RDMA device" in capsys.readouterr().out
+    assert "TORCHSTORE_USE_RDMA=1, but this host has no RDMA device" in capsys.readouterr().err
 
 
 @needs_torchstore
@@ -161,3 +177,23 @@ def test_a_dead_publisher_is_noticed_at_once() -> None:
         stale = attrs.evolve(receipt, location={**receipt.location, "pid": 2**22 + 1})
         with pytest.raises(RunError, match="version 1 of the weights is gone: its publisher has ended"):
             copied(transport, stale)
+
+
+def outlive_a_reader() -> None:
+    """A process whose reader is killed with a message on the way, and whose store is closed then."""
+    contract = TestTransport()
+    publisher = contract.connect(contract.config, "outlive")
+    receipt = publisher.publish(1, weights(1, 50_000).items())
+    with contract.child(read_one_and_wait, contract.config, "outlive", receipt) as pipe:
+        assert answer(pipe) == "reading"
+    publisher.close()
+    time.sleep(40)  # Monarch would give the message up after 30
+
+
+@needs_torchstore
+@pytest.mark.slow
+def test_a_killed_reader_does_not_end_a_process_whose_publisher_has_closed() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=outlive_a_reader)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

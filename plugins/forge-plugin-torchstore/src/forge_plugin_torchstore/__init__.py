@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forge_host.api import ComponentSpec, Finding, HostInfo, hookimpl
+from forge_host.api import ComponentSpec, Finding, HostInfo, RunInfo, hookimpl
 
 if TYPE_CHECKING:
     from forge_host.config import Plan
@@ -30,3 +30,11 @@ def forge_check_plan(plan: Plan, host: HostInfo) -> Iterable[Finding]:
     from forge_plugin_torchstore.installed import findings
 
     return findings(plan)
+
+
+@hookimpl
+def forge_run_started(run: RunInfo) -> None:
+    if run.config.get("transport", {}).get("use") == "torchstore/torchstore":
+        from forge_plugin_torchstore.patience import outlive_others
+
+        outlive_others()  # this process's host forwards what the store sends

@@ -24,6 +24,7 @@ import structlog
 import torch
 
 from forge_host.errors import RunError
+from forge_plugin_torchstore.patience import outlive_others
 
 log = structlog.get_logger()
 
@@ -50,6 +51,7 @@ class Store:
 
         from forge_plugin_torchstore.strategy import OneVolume
 
+        outlive_others()
         strategy = OneVolume(_transport_type(backend))
         mesh = this_host().spawn_procs(per_host={"gpus": 1}, name=f"torchstore-{uuid.uuid4().hex[:8]}")
         volumes = mesh.spawn("volume", StorageVolume, id_func=OneVolume.get_volume_id)
@@ -62,6 +64,7 @@ class Store:
     async def join(cls, handle: bytes) -> Store:
         from torchstore.client import LocalClient
 
+        outlive_others()
         controller = pickle.loads(handle)
         return cls(LocalClient(controller, await controller.get_controller_strategy.call_one()), controller)
 
