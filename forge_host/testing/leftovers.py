@@ -11,6 +11,7 @@ import os
 import time
 
 SHM = "/dev/shm"
+OPENMP = "__KMP_REGISTERED_LIB_"  #: of a process that has Intel's OpenMP, as long as it lives; no component's
 
 
 class Opened:
@@ -18,7 +19,8 @@ class Opened:
 
     def __init__(self) -> None:
         self.descriptors = len(os.listdir("/proc/self/fd"))
-        self.shared = set(os.listdir(SHM)) if os.path.isdir(SHM) else set()
+        found = os.listdir(SHM) if os.path.isdir(SHM) else []
+        self.shared = {name for name in found if not name.startswith(OPENMP)}
 
     def more(self) -> list[str]:
         """What there is now and was not then, without what other processes use in /dev/shm or remove there soon."""
