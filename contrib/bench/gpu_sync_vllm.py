@@ -198,7 +198,7 @@ def vllm(out: Path, transport: str) -> None:
     mine.close()
     copied = memcpy(engine)
     say(f"vLLM by {transport}: first update {first[1] * 1e3:.0f} ms; from then on {how!r}")
-    for name, found in (("idle", idle), ("256 sequences in flight", loaded)):
+    for name, found in (("idle", idle), (f"{32 if CPU else 256} sequences in flight", loaded)):
         p, whole, pause = (statistics.median(x[i] for x in found) * 1e3 for i in range(3))
         say(f"vLLM by {transport}, {name}: trainer's weights to vLLM serving them {whole:.1f} ms "
             f"(max {max(x[1] for x in found) * 1e3:.1f}), publish {p:.1f} ms, pause {pause:.1f} ms, "
