@@ -1,72 +1,92 @@
-"""One GPU, one script: the quickstart learns, and the trainer's MFU (`forge-host bench train`); a short table last.
+"""One GPU, one script: each row a command with a deadline of its own; the end of their outputs together last.
 
-python contrib/bench/gpu_check.py --steps 200 --out /tmp/out
+    python contrib/bench/gpu_check.py --data gsm8k/train.jsonl --out /tmp/gpu-check
+    python contrib/bench/gpu_check.py --data gsm8k/train.jsonl --rows step generate
+
+The whole output of a row is in OUT/ROW.log. Models are random weights in the shape of Qwen3-0.6B, but for `learn` and
+`quickstart`. With one --out, later rows find what vLLM compiled for earlier ones. `forge` and `trl` need --data.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-ROWS: list[str] = []
-SPANS = ("step_s", "generate_s", "train_s", "sync_s", "host_s")
+HERE = Path(__file__).resolve().parent
+CLI = ("-m", "forge_host.cli.main")
+SHOWN = 14  #: last lines of a row's output that the table has
 
 
-def row(text: str) -> None:
-    ROWS.append(text)
-    print(f"RESULT {text}", flush=True)
+def commands(args: argparse.Namespace) -> dict[str, tuple[int, list[str]]]:
+    """Row: seconds it may take, and what Python is given."""
+    out, model = args.out, str(args.out / "qwen3")
+    versus = [str(HERE / "vs_trl.py"), "--device", "cuda", "--rounds", "1", "--out", str(out)]
+    data = ["--data", str(args.data)]
+    sync = ["copy", "moves:cuda-ipc", "safe:cuda-ipc", "vllm:cuda-ipc"]
+    return {
+        "step": (240, [str(HERE / "engine_step.py"), "--model", model]),
+        "generate": (300, [*CLI, "bench", "generate", "--model", model, "--sequences", "256", "--tokens", "512",
+                           "--repeats", "2"]),
+        "train": (120, [*CLI, "bench", "train", "--rows", "varlen-16k,flex-16k"]),
+        "forge": (600, [*versus, *data, "--only", "forge-host", "--steps", "3", "--warmup", "2", "--parts"]),
+        "trl": (330, [*versus, *data, "--only", "trl", "--steps", "2", "--warmup", "1"]),
+        "sync": (420, [str(HERE / "gpu_sync.py"), "--out", str(out / "sync"), "--model", model, "--rows", *sync]),
+        "learn": (600, [str(HERE / "vs_trl.py"), "--device", "cuda", "--learn", "--steps", str(args.steps), "--timeout",
+                        "290", "--out", str(out / "learn")]),
+        "quickstart": (300, [*CLI, "run", "quickstart", "--check", "--run-dir", str(out / "quickstart")]),
+    }  # fmt: skip
 
 
-def quickstart(out: Path, steps: int) -> None:
-    """The shipped recipe, unchanged but for its length; the reward must rise and every sync must verify."""
-    run_dir = out / "quickstart"
-    command = [sys.executable, "-m", "forge_host.cli.main", "run", "quickstart", "--run-dir", str(run_dir)]
-    began = time.perf_counter()
-    done = subprocess.run([*command, "--set", f"training.max_steps={steps}"], capture_output=True, text=True)
-    (out / "quickstart.log").write_text(done.stdout + done.stderr)
-    if done.returncode:
-        for log in sorted((run_dir / "logs").glob("*.log")):
-            print(f"--- {log.name}\n{log.read_text()[-1500:]}")
-        row(f"quickstart: exit {done.returncode}: {done.stderr[-600:]}")
-        return
-    s = json.loads((run_dir / "summary.json").read_text())
-    last = [json.loads(line)["metrics"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()][-10:]
-    mean = {k: sum(m[f"time/{k}"] for m in last) / len(last) for k in SPANS}
-    row(
-        f"quickstart {steps} steps: reward first5 {s['reward_first']:.3f} last5 {s['reward_last']:.3f}, "
-        f"start-up {s['startup_s']:.0f} s, training {s['train_s']:.0f} s, whole command "
-        f"{time.perf_counter() - began:.0f} s, syncs verified {s['weight_syncs_verified']:.0f}"
-    )
-    row("last 10 steps, mean s: " + ", ".join(f"{k} {v:.3f}" for k, v in mean.items()))
-    print(done.stdout[-2500:])
-
-
-def train(out: Path, rows: str) -> None:
-    """The trainer alone, in the shape of Qwen3-0.6B."""
-    command = [sys.executable, "-m", "forge_host.cli.main", "bench", "train", "--shape", "0.6B", "--rows", rows]
-    done = subprocess.run(command, capture_output=True, text=True)
-    (out / "train.log").write_text(done.stdout + done.stderr)
-    for line in (done.stdout if done.returncode == 0 else done.stderr[-600:]).splitlines():
-        row(line)
+def run(row: str, seconds: int, command: list[str], out: Path) -> list[str]:
+    """The end of the row's output, and how it ended if not well."""
+    log, began = out / f"{row}.log", time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            problem = "" if process.wait(seconds) == 0 else f"exit {process.returncode}"
+        except subprocess.TimeoutExpired:
+            problem = "not done in time"
+            os.killpg(process.pid, signal.SIGTERM)  # a run's processes end with it
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    lines = [line.split("\r")[-1][:240] for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    ended = [f"FAILED: {problem}"] if problem else []
+    return [f"== {row} ({time.perf_counter() - began:.0f} s)", *lines[-SHOWN:], *ended]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--train-rows", default="varlen-16k,varlen-4k", help="rows of forge-host bench train")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="JSON Lines with question and answer, such as GSM8K's train.jsonl")
     parser.add_argument("--out", type=Path, default=Path("/tmp/gpu-check"))
-    parser.add_argument("--only", choices=("quickstart", "train"))
+    parser.add_argument("--steps", type=int, default=200, help="of `learn`")
+    parser.add_argument("--rows", nargs="+", help="which, and in what order; default all")
     args = parser.parse_args()
+    args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.only in (None, "quickstart"):
-        quickstart(args.out, args.steps)
-    if args.only in (None, "train"):
-        train(args.out, args.train_rows)
-    print("\n".join(["", "== table", *ROWS]))
+    rows = commands(args)
+    if unknown := set(args.rows or ()) - rows.keys():
+        parser.error(f"no row is named {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+    if not (args.out / "qwen3" / "config.json").is_file():
+        sys.path.insert(0, str(HERE))
+        from vs_task import shaped_model
+
+        shaped_model(args.out / "qwen3")
+    table: list[str] = []
+    for row in args.rows or rows:
+        found = run(row, *rows[row], args.out)
+        print("\n".join(found), flush=True)
+        table += found
+    print("\n".join(["", "== all", *table]))
 
 
 if __name__ == "__main__":
