@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -53,12 +54,12 @@ def run(row: str, seconds: int, command: list[str], out: Path) -> list[str]:
             problem = "" if process.wait(seconds) == 0 else f"exit {process.returncode}"
         except subprocess.TimeoutExpired:
             problem = "not done in time"
-            os.killpg(process.pid, signal.SIGTERM)  # a run's processes end with it
-            try:
+            process.terminate()  # a run's processes end with it
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever it left behind holds the GPU's memory
+        process.wait()
     lines = [line.split("\r")[-1][:240] for line in log.read_text(errors="replace").splitlines() if line.strip()]
     ended = [f"FAILED: {problem}"] if problem else []
     return [f"== {row} ({time.perf_counter() - began:.0f} s)", *lines[-SHOWN:], *ended]

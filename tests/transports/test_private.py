@@ -1,5 +1,6 @@
 """Private mappings that a reader of shared memory keeps: when they are used again, and when they must not be."""
 
+import fcntl
 import mmap
 import os
 from contextlib import closing
@@ -53,14 +54,19 @@ def test_a_mapping_has_one_user_and_the_lease_ends_with_the_block(ends):
     sender, _ = ends
     receipt = sender.publish(1, [("a", torch.zeros(SIZE))])
     path = f"/proc/{os.getpid()}/fd/{receipt.location['fd']}"
-    fd = os.open(path, os.O_RDONLY)
+    lease, writer = os.open(path, os.O_RDONLY), os.open(path, os.O_RDWR)
+    fcntl.flock(lease, fcntl.LOCK_SH)
     maps = PrivateMaps(most=1)
-    with maps.taken(fd) as first, maps.taken(fd) as second:
+    with maps.taken(lease) as first, maps.taken(lease) as second:
         assert first is not second
-    with maps.taken(fd) as again:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with maps.taken(lease) as again:
         assert again in (first, second)
+    os.close(lease)
+    fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kept mapping does not hold the lease
     maps.close()
-    os.close(fd)
+    os.close(writer)
 
 
 def test_closing_gives_the_memory_back(ends):

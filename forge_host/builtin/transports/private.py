@@ -1,6 +1,6 @@
 """A reader's private mappings of the publisher's buffers, kept from version to version.
 
-    with maps.taken(fd) as pages:     # what is written to `pages` stays here
+    with maps.taken(fd) as pages:     # what is written to `pages` in the block stays here
         ...
 
 Mapping 270 MB anew takes 15 ms of the processor for every version: a fault for each 16 pages, and the unmapping. In a

@@ -13,7 +13,7 @@ open it as /proc/<pid>/fd/<n>, which works between processes of one user that se
 A reader holds a shared flock on the buffer while it iterates: its lease, which the kernel ends with the process. The
 publisher keeps the newest two versions and writes the next one into the older buffer if it gets that buffer's
 exclusive flock, otherwise into a new one. So a leased version is never overwritten, and memory is two versions plus
-those that readers still hold.
+those that readers still hold. A reader on a CPU keeps two mappings for the next versions, and with them the buffers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ ALIGNMENT = 64  #: bytes; every tensor starts at a multiple, so that any dtype c
 class SharedMemory:
     """The transport `shm`. `fetch` gives views of the shared pages, without a copy.
 
-    On a CPU they are private: what a reader writes stays with it. In a process that uses a GPU the pages are locked
-    for it (`forge_host.builtin.transports.pinned`) and shared, so the views are for reading.
+    On a CPU they are private: what a reader writes while it iterates stays with it. In a process that uses a GPU the
+    pages are locked for it (`forge_host.builtin.transports.pinned`) and shared, so the views are for reading.
     """
 
     capabilities: Capabilities = attrs.field(default=Capabilities(resharding=True, partial=True), init=False)

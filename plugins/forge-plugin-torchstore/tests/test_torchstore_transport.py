@@ -110,7 +110,7 @@ def test_a_run_with_torchstore_waits_for_acknowledgements() -> None:
             return get_global_config()["message_delivery_timeout"]
 
     assert timeout("builtin/shm") == "30s"
-    assert timeout("torchstore/torchstore") == "28days"
+    assert timeout("torchstore/torchstore") == "10m"
 
 
 # --- with it ----------------------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ class Core:
     def get_output(self) -> Any:
         outputs = [SimpleNamespace(request_id=n, new_token_ids=t, finish_reason=r) for n, t, r in self.plan.pop(0)]
         rows = {output.request_id: row for row, output in enumerate(reversed(outputs))}
-        values = numpy.array([[-float(output.new_token_ids[0])] for output in reversed(outputs)])
+        values = numpy.array([[-float(token)] for output in reversed(outputs) for token in output.new_token_ids])
         logprobs = SimpleNamespace(logprobs=values, cu_num_generated_tokens=None)
         self.scheduler.update_from_output(None, SimpleNamespace(logprobs=logprobs, req_id_to_index=rows))
         return SimpleNamespace(outputs=outputs)
@@ -305,6 +305,37 @@ def test_responses_grow_and_end_one_by_one() -> None:
     first, second = seven.samples.values()
     assert (first.token_ids, first.logprobs, first.reason) == ([3, 6], [-3.0, -6.0], "stop")
     assert (second.token_ids, second.logprobs, second.versions()) == ([4, 7, 10], [-4.0, -7.0, -10.0], (2, 3, 3))
+
+
+def test_what_the_core_refuses_leaves_nothing_in_flight() -> None:
+    core = Core()
+
+    def refuse_the_second(request: Any) -> None:
+        if core.added:
+            raise ValueError("no")
+        core.added.append(request)
+
+    core.add_request = refuse_the_second
+    collector = Collector(core, version=0)
+    with pytest.raises(ValueError, match="no"):
+        collector.add("7", {"prompt_token_ids": [1]}, SimpleNamespace(n=3, seed=None, stop=None))
+    assert not collector and core.aborted == ["7.0"]
+
+
+def test_tokens_behind_a_stop_string_are_dropped() -> None:
+    """Where one step makes several tokens."""
+    core = Core([("7.0", [3, 4, 5], None)])
+    output = SimpleNamespace(token_ids=[3], text="x", finish_reason="stop")
+    core.process_outputs = lambda outputs: SimpleNamespace(  # type: ignore[attr-defined]
+        reqs_to_abort=["7.0"], request_outputs=[SimpleNamespace(request_id="7.0", outputs=[output])]
+    )
+    core.add_request = lambda *request: None  # type: ignore[assignment]
+    collector = Collector(core, version=0)
+    collector.add("7", {"prompt_token_ids": [1]}, SimpleNamespace(n=1, seed=None, stop=["."]))
+    (answer,) = collector.step()
+    (sample,) = answer.samples.values()
+    assert (sample.token_ids, sample.logprobs, sample.text, sample.reason) == ([3], [-3.0], "x", "stop")
+    assert core.aborted == ["7.0"] and not collector
 
 
 def test_a_cancelled_answer_is_forgotten() -> None:

@@ -166,21 +166,23 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
     return out
 
 
-#: TorchTitan's name to Hugging Face's of tensors that an adapter only renames.
-_ONLY_RENAMED: dict[type, dict[str, str]] = {}
+#: TorchTitan's name to Hugging Face's of tensors that an adapter only renames; and places of the latter names.
+_ONLY_RENAMED: dict[type, tuple[dict[str, str], dict[str, int]]] = {}
 
 
 def _renamed(adapter: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`adapter.to_hf(tensors)`, which is asked only about tensors that it changes or has not seen."""
-    known = _ONLY_RENAMED.setdefault(type(adapter), {})
+    known, places = _ONLY_RENAMED.setdefault(type(adapter), ({}, {}))
     out = {known[name]: tensor for name, tensor in tensors.items() if name in known}
     rest = {name: tensor for name, tensor in tensors.items() if name not in known}
     if rest:
         found = adapter.to_hf(rest)
         before = {id(tensor): name for name, tensor in rest.items()}
         known |= {before[id(tensor)]: name for name, tensor in found.items() if id(tensor) in before}
+        for place, name in enumerate(found):
+            places.setdefault(name, place)  # the first time the adapter is asked about all of them
         out |= found
-    return out
+    return dict(sorted(out.items(), key=lambda item: places[item[0]]))
 
 
 def save_folder(path: str, model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> None:

@@ -82,11 +82,15 @@ class Collector:
             one = copy.copy(request)
             one.request_id = one.external_req_id = name
             one.sampling_params = _one(request.sampling_params, index)
-            if params.stop:
-                self._watched.add(name)
-                self._engine.output_processor.add_request(one, None)
+            try:
+                if params.stop:
+                    self._watched.add(name)
+                    self._engine.output_processor.add_request(one, None)
+                self._core.add_request(one)
+            except Exception:
+                self.abort([request_id])
+                raise
             self._flying[name] = sample, answer
-            self._core.add_request(one)
         return answer
 
     def step(self) -> list[Answer]:
@@ -111,13 +115,11 @@ class Collector:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget what is in flight of these."""
-        answers = (self._answers.pop(request_id) for request_id in request_ids)
-        names = [name for answer in answers for name in answer.samples if name in self._flying]
-        self._engine.output_processor.abort_requests(self._watched.intersection(names), internal=True)
-        self._watched.difference_update(names)
-        for name in names:
-            del self._flying[name]
-        self._core.abort_requests(names)
+        answers = [self._answers.pop(request_id) for request_id in request_ids]
+        names = {name for answer in answers for name in answer.samples}
+        self._engine.output_processor.abort_requests(self._watched & names, internal=True)
+        self._watched -= names
+        self._core.abort_requests([name for name in names if self._flying.pop(name, None)])
 
     def move_to(self, version: int) -> None:
         """Tokens from now on are of this policy version. No step may be under way."""
@@ -143,7 +145,9 @@ class Collector:
         for output in made.request_outputs:
             (last,) = output.outputs
             self._watched.discard(output.request_id)
-            self._flying[output.request_id][0].text = last.text
+            sample = self._flying[output.request_id][0]
+            sample.text, end = last.text, len(last.token_ids)
+            del sample.token_ids[end:], sample.logprobs[end:]  # of several tokens of one step, those behind the string
             done += self._end(output.request_id, str(last.finish_reason))
         return done
 

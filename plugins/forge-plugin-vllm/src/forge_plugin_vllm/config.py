@@ -78,4 +78,6 @@ class VLLMConfig:
         default="auto", help="how vLLM reads the first weights; dummy makes random ones, for benchmarks"
     )
     allow_untested_version: bool = field(default=False, help="start with a vLLM release that was not tested")
-    engine_args: Mapping[str, Any] = field(factory=dict, help="further arguments of vLLM's EngineArgs, by name")
+    engine_args: Mapping[str, Any] = field(
+        factory=dict, help="further arguments of vLLM's EngineArgs, by name (its own statistics are never logged)"
+    )

@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -123,10 +124,10 @@ class VLLMEngine:
                 self._collector.add(request_id, prompt, sampling_params(each))
                 self._pending[request_id] = future
 
-        await self._call(add)
         try:
+            await self._call(add)
             answers = [await asyncio.wrap_future(future) for *_, future in asked]
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or refused in the middle
             if self._dead is None:
                 self._submit(lambda: self._cancel([request_id for request_id, *_ in asked]))
             raise
@@ -271,8 +272,8 @@ class VLLMEngine:
         if receipt.version <= self.version:
             raise ValueError(f"version {receipt.version} of the weights came after {self.version}")
         began = time.perf_counter()
-        self._drain()
         try:
+            self._drain()
             results = self._engine.collective_rpc("forge_load", args=(receipt, checksum))
             refused = [result["refused"] for result in results if "refused" in result]
             if refused and len(refused) < len(results):
@@ -321,10 +322,14 @@ class VLLMEngine:
             _, future = self._pending.popitem()
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
-        while not self._jobs.empty():
-            _, future = self._jobs.get()
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+        self._fail_jobs(error)
+
+    def _fail_jobs(self, error: RunError) -> None:
+        with suppress(queue.Empty):
+            while True:
+                _, future = self._jobs.get(block=False)
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         """The text; "" when vLLM was started without a tokenizer."""
@@ -339,6 +344,8 @@ class VLLMEngine:
             raise self._dead
         future: Future[Any] = Future()
         self._jobs.put((job, future))
+        if self._dead is not None:  # since: nobody takes it any more
+            self._fail_jobs(self._dead)
         return future
 
     async def _call(self, job: Callable[[], Any]) -> Any:
