@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from monarch.config import configured
 from workers import workers
 
 from forge_host.errors import UsageError
@@ -94,7 +95,8 @@ def test_the_spec_that_is_sent_and_deleted(api, tmp_path) -> None:
         nodes=2, image="registry/forge-host:0.1", gpus_per_node=4, cpus_per_node=16, memory="64Gi",
         shared_memory="16Gi", namespace="rl", mesh="hosts", port=2600, kubeconfig=api.kubeconfig(tmp_path),
     )  # fmt: skip
-    job = make_job(launcher)
+    with configured():  # Monarch's class chooses this process's transport, which is the other tests' too
+        job = make_job(launcher)
     job.apply()
     ((method, path, body),) = api.calls
     assert (method, path, body["kind"]) == ("POST", MESHES, "MonarchMesh")

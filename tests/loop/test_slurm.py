@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from monarch.config import configured
 from workers import free_port
 
 from forge_host.runtime.slurm import SlurmLauncher, make_job
@@ -56,9 +57,7 @@ def cluster(tmp_path_factory):
     for name in ("spool", "state"):
         (folder / name).mkdir()
     conf = folder / "slurm.conf"
-    conf.write_text(
-        CONF.format(host=host, folder=folder, ctld=free_port(), slurmd=free_port(), cpus=os.cpu_count())
-    )
+    conf.write_text(CONF.format(host=host, folder=folder, ctld=free_port(), slurmd=free_port(), cpus=os.cpu_count()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(conf))
         patch.setenv("PATH", SBIN)
@@ -129,8 +128,9 @@ def test_the_script_that_is_submitted(monkeypatch, tmp_path) -> None:
         nodes=2, gpus_per_node=8, cpus_per_node=64, memory="500G", partition="gpu", account="lab", qos="high",
         time_limit="12:00:00", sbatch_args=("--constraint=h100",), log_dir=str(tmp_path / "out"), port=2345,
     )  # fmt: skip
-    job = make_job(launcher)
-    job.apply()
+    with configured():  # Monarch's class chooses this process's transport, which is the other tests' too
+        job = make_job(launcher)
+        job.apply()
     assert job._slurm_job_id == "7"
     script = (tmp_path / "script").read_text()
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, re.M))
