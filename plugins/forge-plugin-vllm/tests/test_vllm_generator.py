@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import signal
@@ -19,6 +20,7 @@ import pytest_asyncio
 import torch
 from forge_plugin_vllm.actor import VLLMGenerator
 from forge_plugin_vllm.config import VLLMConfig
+from monarch.actor import concurrent_endpoint
 
 from forge_host.builtin.transports.shm import SharedMemory
 from forge_host.config.schema import RunConfig, ServiceConfig, TrainingConfig
@@ -55,10 +57,19 @@ def context(folder: str, run_dir: Path) -> RoleContext:
     )  # fmt: skip
 
 
+class Cancelling(VLLMGenerator):
+    @concurrent_endpoint
+    async def cancel(self, prompts: list[list[int]], params: list[SamplingParams], after_s: float) -> dict[str, float]:
+        """Ask, and give up after a while: what the engine says then."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.engine.generate_many(prompts, params), after_s)
+        return dict(self.engine.metrics())
+
+
 async def start(session: Session, config: VLLMConfig, context: RoleContext) -> Any:
     environment = VLLMGenerator.environment(config, context)
     return await session.start_actor(
-        VLLMGenerator, ServiceConfig(), (config, context), {}, role="generator", environment=environment
+        Cancelling, ServiceConfig(), (config, context), {}, role="generator", environment=environment
     )
 
 
@@ -143,6 +154,19 @@ async def test_stop_strings_end_each_response_by_itself(generator: Any, trainer:
         assert error_of(trainer, folder, completion) < TOLERANCE
     assert stopped[1].finish_reason == "stop" and f"w{stopped[1].token_ids[-1]}" == stop
     assert stopped[1].text.split() == free[1].text.split()[: len(stopped[1].token_ids) - 1]
+
+
+async def test_cancelled_requests_leave_nothing_behind(generator: Any, trainer: Trainer, folder: str) -> None:
+    before = await generator.metrics.call_one()
+    long = SamplingParams(n=4, max_tokens=160, ignore_eos=True)
+    kept = asyncio.ensure_future(generator.generate.call_one(PROMPT, long))
+    given = [PROMPT[:20], PROMPT[:30]], [long, attrs.evolve(long, stop=("nothing says this",))]
+    await generator.cancel.call_one(*given, 0.2)
+    for completion in await kept:
+        assert len(completion.token_ids) == 160 and error_of(trainer, folder, completion) < TOLERANCE
+    after = await generator.metrics.call_one()
+    assert after["requests/running"] == 0
+    assert after["requests/finished"] - before["requests/finished"] == 1, "what was cancelled had not ended"
 
 
 async def test_new_weights_take_effect_whole(generator: Any, trainer: Trainer, folder: str) -> None:
