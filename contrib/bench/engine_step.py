@@ -5,7 +5,8 @@
 
 The engine is the generator's, in this process. With one process asynchronous scheduling lets the device compute one
 step while this thread takes the step before in, so a step lasts as long as the longer of the two; `waiting` near zero
-says that the thread is the longer one. On a GPU the profiler then adds how long it was busy.
+says that the thread is the longer one. On a GPU the profiler then adds how long it was busy. What a run preloads into
+the generator's process on a CPU (tcmalloc, Intel's OpenMP) is left out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
+
+from gpu_sync_common import generators_environment
 
 
 def engine_of(arguments: argparse.Namespace) -> Any:
@@ -31,16 +33,6 @@ def engine_of(arguments: argparse.Namespace) -> Any:
         seed=0, sequences=arguments.sequences,
     )  # fmt: skip
     return VLLMEngine(given)
-
-
-def environment(device: str) -> dict[str, str]:
-    from forge_plugin_vllm.config import VLLMConfig
-    from forge_plugin_vllm.environment import environment as wanted
-
-    from forge_host.config.schema import ServiceConfig
-
-    services = SimpleNamespace(services={"generator": ServiceConfig()})
-    return wanted(VLLMConfig(), SimpleNamespace(device=device, role="generator", config=services))
 
 
 class Clock:
@@ -121,7 +113,9 @@ async def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    os.environ |= environment(arguments.device)
+    from forge_plugin_vllm.config import VLLMConfig
+
+    os.environ |= generators_environment(VLLMConfig(), arguments.device)
     engine = engine_of(arguments)
     await engine.start()
     await engine._call(lambda: measure(engine, arguments))

@@ -51,6 +51,18 @@ def tensors(fill: float = 0.5) -> dict[str, Any]:
     return {name: t.to(device()).fill_(fill) for name, t in model_tensors("135M" if CPU else "0.6B").items()}
 
 
+def generators_environment(config: Any, kind: str) -> dict[str, str]:
+    """What a run sets for the generator's process (allocator, OpenMP, vLLM)."""
+    from types import SimpleNamespace
+
+    from forge_plugin_vllm.environment import environment
+
+    from forge_host.config.schema import ServiceConfig
+
+    services = SimpleNamespace(services={"generator": ServiceConfig()})
+    return environment(config, SimpleNamespace(device=kind, role="generator", config=services))
+
+
 def build(transport: str) -> Any:
     from forge_host.plugins import PluginHost
     from forge_host.types import Use

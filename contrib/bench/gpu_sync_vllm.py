@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_sync_common import CPU, TRANSPORTS, build, device, model_folder, say, timed, wait
+from gpu_sync_common import CPU, TRANSPORTS, build, device, generators_environment, model_folder, say, timed, wait
 
 SETTINGS: dict[str, Any] = {"gpu_memory_utilization": None if CPU else 0.4}
 
@@ -27,19 +27,12 @@ SETTINGS: dict[str, Any] = {"gpu_memory_utilization": None if CPU else 0.4}
 
 
 @contextmanager
-def generators_environment() -> Iterator[None]:
-    """What a run sets for the generator's process, for processes started inside (allocator, OpenMP, vLLM)."""
-    from types import SimpleNamespace
-
+def as_generator() -> Iterator[None]:
+    """Processes that are started inside have the environment of a run's generator."""
     from forge_plugin_vllm.config import VLLMConfig
-    from forge_plugin_vllm.environment import environment
-
-    from forge_host.config.schema import ServiceConfig
 
     before = dict(os.environ)
-    services = SimpleNamespace(services={"generator": ServiceConfig()})
-    wanted = environment(VLLMConfig(**SETTINGS), SimpleNamespace(device=device(), role="generator", config=services))
-    os.environ |= wanted
+    os.environ |= generators_environment(VLLMConfig(**SETTINGS), device())
     try:
         yield
     finally:
@@ -143,7 +136,7 @@ def vllm(out: Path, transport: str) -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     child = context.Process(target=generator, args=(there, transport, folder))
-    with generators_environment():
+    with as_generator():
         child.start()
     there.close()
     engine, change = titan(folder)
