@@ -131,6 +131,7 @@ def _serve(rank: int, store: str, out: BinaryIO) -> None:
             answer = f"{type(error).__name__}: {error}"
         pickle.dump(answer, out)
         out.flush()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import socket
+import sys
+import time
 
 import attrs
 import pytest
@@ -138,7 +141,9 @@ def sequence_gradients(folder, parallelism):
     return found
 
 
-def run_rank(rank, port, base):
+def join(rank, port):
+    """Make this process one of two."""
+    faulthandler.enable()
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -146,6 +151,10 @@ def run_rank(rank, port, base):
     from forge_plugin_titan.device import prepare
 
     prepare("cpu", num_threads=1, timeout_s=60)
+
+
+def run_rank(rank, port, base):
+    join(rank, port)
     for family in FAMILIES:
         for case, (parallelism, training) in CASES.items():
             out = f"{base}/{family}-{case}"
@@ -154,16 +163,19 @@ def run_rank(rank, port, base):
         torch.save(sequence_gradients(f"{base}/{family}", CONTEXT), f"{base}/{family}-sequence.{rank}.pt")
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Folder with both models and what two processes made of them, started once: importing takes most of the time."""
     base = tmp_path_factory.mktemp("parallel")
     for family in FAMILIES:
         save_model(str(base / family), family, tied=family == "llama")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(run_rank, (port, str(base)), nprocs=2)
+    mp.spawn(run_rank, (free_port(), str(base)), nprocs=2)
     return base
 
 
@@ -289,6 +301,31 @@ def test_sharded_models_export_what_they_publish(base, alone, case):
     exported = load_file(base / f"{family}-{case}" / "hf" / "model.safetensors")
     assert exported.keys() == published.keys()
     assert all(torch.equal(exported[name], tensor) for name, tensor in published.items())
+
+
+def leave_with_work_in_flight(_, ports):
+    """Fork a pair of ranks for each port: the first ends at once, the second takes part in its work only later."""
+    torch.set_num_threads(1)
+    import forge_plugin_titan.device  # noqa: F401 - once, before the forks
+
+    for i, port in enumerate(ports):
+        pids = []
+        for rank in range(2):
+            pid = os.fork()
+            if not pid:
+                join(rank, port)
+                time.sleep(rank * 0.01 * i)
+                works = [torch.distributed.all_reduce(torch.ones(1000), async_op=True) for _ in range(1000)]
+                del works
+                sys.exit(0)
+            pids.append(pid)
+        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+        assert statuses == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_with_work_in_flight_does_not_abort():
+    mp.spawn(leave_with_work_in_flight, ([free_port() for _ in range(8)],))
 
 
 @pytest.mark.parametrize(

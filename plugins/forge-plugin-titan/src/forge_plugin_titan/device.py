@@ -9,6 +9,7 @@ other modules copy the value. All of that is here; nothing else of TorchTitan is
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from datetime import timedelta
@@ -50,7 +51,19 @@ def prepare(kind: str, num_threads: int | None = None, timeout_s: float = 600.0)
     if world > 1 and not dist.is_initialized():
         backend = "nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        if backend == "gloo":
+            atexit.register(leave)
     return device
+
+
+def leave() -> None:
+    """End the process group of this process, if it still has one.
+
+    A thread of gloo may hold the last reference to a tensor: if it drops that while the interpreter ends, the process
+    aborts (PyTorch pull request 179291). Ended here, at exit, its threads are joined before.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def select_device(kind: str) -> None:
