@@ -132,3 +132,11 @@ def test_bench_rows_agree_and_a_bad_row_is_only_that(tmp_path, monkeypatch):
     assert "broken" in text.splitlines()[3] and len(text.splitlines()) == 4
     with pytest.raises(UsageError, match="no row `warp`"):
         bench.rows_for("cpu", ["warp"])
+
+
+def test_what_the_user_set_for_the_process_stays(monkeypatch):
+    from forge_plugin_titan.actor import cpu_environment
+
+    assert cpu_environment()["GOMP_SPINCOUNT"] == "3000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert "GOMP_SPINCOUNT" not in cpu_environment()

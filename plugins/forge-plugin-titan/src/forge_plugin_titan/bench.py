@@ -142,7 +142,7 @@ class _Worker:
         argument = json.dumps({"task": attrs.asdict(task), "rows": list(rows)})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "forge_plugin_titan.bench", argument], stdout=subprocess.PIPE, stderr=self._errors,
-            text=True, env={**os.environ, **_memory(task.device)},
+            text=True, env={**os.environ, **_environment(task.device)},
         )  # fmt: skip
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -177,10 +177,10 @@ class _Worker:
         self._errors.close()
 
 
-def _memory(device: str) -> dict[str, str]:
-    from forge_plugin_titan.actor import CPU_MEMORY
+def _environment(device: str) -> dict[str, str]:
+    from forge_plugin_titan.actor import cpu_environment
 
-    return CPU_MEMORY if device == "cpu" else {}
+    return cpu_environment() if device == "cpu" else {}
 
 
 def _serve(argument: str) -> None:

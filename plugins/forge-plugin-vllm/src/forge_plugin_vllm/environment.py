@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forge_host.runtime.allocator import keep_memory
 from forge_plugin_vllm.config import VLLMConfig
 
 #: Where Debian, Fedora and conda put it.
@@ -25,15 +26,6 @@ TCMALLOC = (
     f"{sys.prefix}/lib/libtcmalloc_minimal.so.4",
 )
 OPENMP = (f"{sys.prefix}/lib/libiomp5.so",)
-
-#: For glibc's allocator, where tcmalloc is not there: one arena that keeps its memory. Else every update would map the
-#: packed output embedding anew, page by page (14,000 faults for 57 MB). An older glibc refuses so large a threshold and
-#: then maps more than without any.
-KEEP_MEMORY = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**34),
-}
 
 
 def environment(config: VLLMConfig, context: Any) -> dict[str, str]:
@@ -52,7 +44,8 @@ def environment(config: VLLMConfig, context: Any) -> dict[str, str]:
             "OMP_NUM_THREADS": str(threads(config, context)),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "KMP_BLOCKTIME": "1",  # ms a worker thread spins before it sleeps: the trainer wants the cores too
-            **(KEEP_MEMORY if glibc() >= (2, 35) else {}),
+            "MALLOC_ARENA_MAX": "1",  # one arena keeps the packed weights; of use where tcmalloc is not there
+            **keep_memory(),
         }
         if config.enforce_eager is not False:
             chosen["TORCH_COMPILE_DISABLE"] = "1"
@@ -60,15 +53,6 @@ def environment(config: VLLMConfig, context: Any) -> dict[str, str]:
         chosen["LD_PRELOAD"] = ":".join(path for path in preload if path)
     chosen = {name: value for name, value in chosen.items() if name == "LD_PRELOAD" or name not in os.environ}
     return chosen | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # the engine lives and dies with its process
-
-
-def glibc() -> tuple[int, ...]:
-    """Version of the C library; (0,) of another one."""
-    try:
-        name = os.confstr("CS_GNU_LIBC_VERSION") or ""  # "glibc 2.36"
-    except (ValueError, OSError):
-        return (0,)
-    return tuple(int(part) for part in name.split()[-1].split(".")) if name else (0,)
 
 
 def preloads() -> list[str]:
