@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,11 @@ def vllm(out: Path, transport: str) -> None:
             "in place gives the reload's output": back[:2] == again[:2],
             "versions": (again[2], other[2], back[2]) == ({1}, {2}, {3}),
         }
-        idle = [sync(version) for version in range(4, 12)]
+        copy = copies(engine)
+        idle, copied = [], []
+        for version in range(4, 12):
+            idle.append(sync(version))
+            copied.append(timed(copy, 3))
         ask("busy", 4 if CPU else 32)
         loaded = [sync(version) for version in range(12, 20)]
         how = ask("idle")
@@ -189,18 +193,18 @@ def vllm(out: Path, transport: str) -> None:
         if child.is_alive():
             child.kill()
     mine.close()
-    copied = memcpy(engine)
+    two = 2 * statistics.median(copied)
     say(f"vLLM by {transport}: first update {first[1] * 1e3:.0f} ms; from then on {how!r}")
     for name, found in (("idle", idle), (f"{32 if CPU else 256} sequences in flight", loaded)):
         p, whole, pause = (statistics.median(x[i] for x in found) * 1e3 for i in range(3))
         say(f"vLLM by {transport}, {name}: trainer's weights to vLLM serving them {whole:.1f} ms "
             f"(max {max(x[1] for x in found) * 1e3:.1f}), publish {p:.1f} ms, pause {pause:.1f} ms, "
-            f"{whole / 2e3 / copied:.2f} x two copies of the bytes on the device")  # fmt: skip
+            f"{whole / 1e3 / two:.2f} x two copies of the bytes on the device")  # fmt: skip
     say(f"vLLM by {transport}: " + ", ".join(f"{name} {'ok' if right else 'FAILED'}" for name, right in checks.items()))
 
 
-def memcpy(engine: Any) -> float:
-    """Seconds of copying the published tensors into others."""
+def copies(engine: Any) -> Callable[[], None]:
+    """Copies the published tensors into others."""
     held = [tensor.clone() for _, tensor in engine.named_tensors()]
     others = [tensor.clone() for tensor in held]
 
@@ -208,4 +212,4 @@ def memcpy(engine: Any) -> float:
         for other, tensor in zip(others, held, strict=True):
             other.copy_(tensor)
 
-    return timed(work)
+    return work

@@ -30,11 +30,9 @@ Batches = Sequence[Mapping[str, Any]]
 def cpu_environment() -> dict[str, str]:
     """What a process that trains on a CPU is started with; what the user has set himself stays.
 
-    Memory is kept: without that, getting it back took 17% of a step. A thread of OpenMP spins for about 1 ms before it
-    sleeps, and not 10: the generator wants the cores as soon as weights are published.
+    Memory is kept: getting freed memory back took 17% of a step.
     """
-    chosen = {**keep_memory(), "GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
-    return {name: value for name, value in chosen.items() if name not in os.environ}
+    return {name: value for name, value in keep_memory().items() if name not in os.environ}
 
 
 class TitanTrainer(ForgeActor):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from forge_plugin_titan.optim import Optimizer
 from forge_plugin_titan.parallel import DTYPES, build, resolve
 from forge_plugin_titan.phases import Phase
 from forge_plugin_titan.pieces import hf_pieces
+from forge_plugin_titan.rows import RowPlan, plan_rows
 from forge_plugin_titan.weights import hf_tensors, save_folder
 
 Batch = Mapping[str, Any]
@@ -278,7 +280,12 @@ class TitanEngine:
 
         Valid until the next `train_step`, which changes them in place.
         """
-        return hf_tensors(self.model, self.spec, self.publish_dtype)
+        rows, dtype = self._rows, self.publish_dtype
+        return hf_tensors(self.model, self.spec, dtype) if rows is None else rows.tensors(dtype)
+
+    @cached_property
+    def _rows(self) -> RowPlan | None:
+        return plan_rows(self.model, self.spec)
 
     def named_pieces(self) -> Iterator[tuple[str, Tensor, tuple[int, ...], tuple[int, ...]]]:
         """What this rank publishes of them when the model is split, with its place and the whole's shape.

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from forge_plugin_titan import lora
 from forge_plugin_titan.models import ModelSpec
 from forge_plugin_titan.shards import Index, place
-from forge_plugin_titan.weights import layers, whole
+from forge_plugin_titan.weights import module_state, modules, whole
 
 
 def hf_pieces(model: Any, spec: ModelSpec, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Index, Index]]:
@@ -29,7 +29,8 @@ def hf_pieces(model: Any, spec: ModelSpec, dtype: torch.dtype) -> Iterator[tuple
     Every rank has to go through the whole iterator: what cannot stay in pieces is gathered, which is a collective.
     """
     adapter = spec.adapter(spec.config, None)
-    for part in layers(model, spec):
+    for prefix, module in modules(model):
+        part = module_state(module, prefix, spec)
         adapted = any(lora.is_adapter(name) for name in part)
         gathered = {}
         for name, value in part.items():

@@ -96,25 +96,28 @@ def hf_tensors(model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> Iterato
     With sharded parameters every rank must go through the whole iterator: gathering is a collective.
     """
     adapter = spec.adapter(spec.config, None)
-    for part in layers(model, spec):
-        yield from whole(adapter, part, spec, dtype)
+    for prefix, module in modules(model):
+        part = module_state(module, prefix, spec)
+        if part:
+            yield from whole(adapter, part, spec, dtype)
 
 
-def layers(model: nn.Module, spec: ModelSpec) -> Iterator[dict[str, Tensor]]:
-    """The model's own tensors under their TorchTitan names, layer by layer; a tied head is left out.
+def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The model in parts with their prefixes, layer by layer.
 
-    One layer at a time, because TorchTitan splits fused matrices into copies here: they are used while in cache.
+    One layer at a time, because TorchTitan splits fused matrices into copies: they are used while in cache.
     """
     for name, child in model.named_children():
         inner = child.named_children() if name == "layers" else ()
-        parts = [(f"{name}.{key}.", layer) for key, layer in inner] or [(f"{name}.", child)]
-        for prefix, module in parts:
-            found: dict[str, Tensor] = {}
-            _add_state(module, prefix, found)
-            if spec.tied:
-                found.pop("lm_head.weight", None)
-            if found:
-                yield found
+        yield from [(f"{name}.{key}.", layer) for key, layer in inner] or [(f"{name}.", child)]
+
+
+def module_state(module: nn.Module, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
+    """A part's own tensors under their TorchTitan names; a tied head is left out."""
+    found: dict[str, Tensor] = module.state_dict(prefix=prefix)
+    if spec.tied:
+        found.pop("lm_head.weight", None)
+    return found
 
 
 def whole(
@@ -122,40 +125,14 @@ def whole(
 ) -> Iterator[tuple[str, Tensor]]:
     """One layer's tensors gathered, its adapters merged, in `dtype` under their Hugging Face names."""
     full = {k: gather(v.detach()) for k, v in part.items()}
-    full = _cast(lora.merged(full, spec.lora_scaling), dtype)
+    full = cast(lora.merged(full, spec.lora_scaling), dtype)
     if spec.tied and "tok_embeddings.weight" in full:
         yield "model.embed_tokens.weight", full["tok_embeddings.weight"]
     else:  # gate and up next to each other, as vLLM has them in one matrix: it can take them as they are then
-        yield from sorted(_renamed(adapter, full).items(), key=lambda item: ".down_proj." in item[0])
+        yield from sorted(adapter.to_hf(full).items(), key=lambda item: ".down_proj." in item[0])
 
 
-def _add_state(module: nn.Module, prefix: str, out: dict[str, Tensor]) -> None:
-    """What `module.state_dict(prefix=prefix)` gives; it is asked itself where a hook or a class of its own has a say.
-
-    For a model of 28 layers that call alone takes longer than copying the 1 GB on a GPU.
-    """
-    kind = type(module)
-    if (
-        module._state_dict_hooks
-        or module._state_dict_pre_hooks
-        or kind.state_dict is not nn.Module.state_dict
-        or kind._save_to_state_dict is not nn.Module._save_to_state_dict
-        or kind.get_extra_state is not nn.Module.get_extra_state
-    ):
-        out |= module.state_dict(prefix=prefix)
-        return
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            out[prefix + name] = parameter
-    for name, buffer in module._buffers.items():
-        if buffer is not None and name not in module._non_persistent_buffers_set:
-            out[prefix + name] = buffer
-    for name, child in module._modules.items():
-        if child is not None:
-            _add_state(child, f"{prefix}{name}.", out)
-
-
-def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """`tensor.to(dtype)` of each, by one launch for all on a GPU."""
     out = dict(tensors)
     others = {name: tensor for name, tensor in tensors.items() if tensor.dtype != dtype}
@@ -164,25 +141,6 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
         torch._foreach_copy_(list(made.values()), list(others.values()))
         out |= made
     return out
-
-
-#: TorchTitan's name to Hugging Face's of tensors that an adapter only renames; and places of the latter names.
-_ONLY_RENAMED: dict[type, tuple[dict[str, str], dict[str, int]]] = {}
-
-
-def _renamed(adapter: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`adapter.to_hf(tensors)`, which is asked only about tensors that it changes or has not seen."""
-    known, places = _ONLY_RENAMED.setdefault(type(adapter), ({}, {}))
-    out = {known[name]: tensor for name, tensor in tensors.items() if name in known}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in known}
-    if rest:
-        found = adapter.to_hf(rest)
-        before = {id(tensor): name for name, tensor in rest.items()}
-        known |= {before[id(tensor)]: name for name, tensor in found.items() if id(tensor) in before}
-        for place, name in enumerate(found):
-            places.setdefault(name, place)  # the first time the adapter is asked about all of them
-        out |= found
-    return dict(sorted(out.items(), key=lambda item: places[item[0]]))
 
 
 def save_folder(path: str, model: nn.Module, spec: ModelSpec, dtype: torch.dtype) -> None:
