@@ -88,7 +88,7 @@ class Collector:
                     self._watched.add(name)
                     self._engine.output_processor.add_request(one, None)
                 self._core.add_request(one)
-            except Exception:
+            except Exception:  # raised again; those of the n that are in the core already would go on for nobody
                 self.abort([request_id])
                 raise
             self._flying[name] = sample, answer

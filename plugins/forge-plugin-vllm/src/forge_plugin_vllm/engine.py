@@ -127,7 +127,7 @@ class VLLMEngine:
         try:
             await self._call(add)
             answers = [await asyncio.wrap_future(future) for *_, future in asked]
-        except BaseException:  # cancelled, or refused in the middle
+        except BaseException:  # cancelled, or refused in the middle: raised again, and the others are not awaited
             if self._dead is None:
                 self._submit(lambda: self._cancel([request_id for request_id, *_ in asked]))
             raise
