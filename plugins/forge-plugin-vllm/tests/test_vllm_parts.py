@@ -265,6 +265,36 @@ def test_sampled_logprobs_are_those_of_vllm() -> None:
         assert theirs.selected_token_ranks.dtype == mine.selected_token_ranks.dtype
 
 
+def test_what_this_host_does_not_ask_for_goes_vllms_way_on_a_gpu() -> None:
+    from forge_plugin_vllm.sampled import scores_of_sampled
+
+    asked: list[tuple[object, ...]] = []
+    ours = scores_of_sampled(lambda *given, **named: asked.append((*given, *sorted(named.items()))))
+    logits, ids = torch.zeros(2, 5), torch.tensor([1, 3])
+    ours(logits, 2, ids)
+    ours(logits, 0, ids, None, max_per_req_token_ids=4)
+    ours(logits, 0, ids, None, logits_mode=True)
+    ours(logits, 0, ids, torch.tensor([0, 1, 2]), expanded_idx_mapping=7)  # its boundaries are on the device only
+    assert [given[1] for given in asked] == [2, 0, 0, 0]
+    assert ("max_per_req_token_ids", 4) in asked[1] and ("logits_mode", True) in asked[2]
+    assert ("expanded_idx_mapping", 7) in asked[3] and asked[3][3] is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logprobs_of_sampled_tokens_on_a_gpu(dtype: torch.dtype) -> None:
+    from forge_plugin_vllm.sampled import scores_of_sampled
+    from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
+
+    logits = torch.randn(9, 50_001, device="cuda").to(dtype)
+    ids = torch.randint(0, 50_001, (9,), device="cuda")
+    mine, theirs = scores_of_sampled(compute_topk_scores)(logits, 0, ids), compute_topk_scores(logits, 0, ids)
+    exact = logits.float().log_softmax(-1).gather(1, ids.unsqueeze(-1))
+    torch.testing.assert_close(mine.logprobs, exact, rtol=0, atol=2e-5)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one is other is None or (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
 @pytest.mark.parametrize("vocabulary", [7, 128, 300])
 def test_draws_follow_the_probabilities(vocabulary: int) -> None:
     from forge_plugin_vllm.sampled import draw

@@ -232,8 +232,9 @@ class VLLMEngine:
             gc.enable()
         self._tokenizer = self._engine.tokenizer
         self._collector = Collector(self._engine, self.version)
+        self._engine.collective_rpc("forge_prepare", args=(os.getpid(),))
         if self.opening is not None:
-            self._engine.collective_rpc("forge_open", args=(self.opening, os.getpid()))
+            self._engine.collective_rpc("forge_open", args=(self.opening,))
 
     def _work_off_jobs(self) -> None:
         """Run what was submitted; wait for something when there is nothing to generate."""

@@ -1,11 +1,15 @@
 """Sampling as this host needs it: a token and its own log-probability; on a CPU both come from one softmax.
 
     install(model_runner.sampler, on_cpu=True)
+    install_on_gpu()
 
 vLLM ranks the sampled token among the whole vocabulary and sorts out the best 0 others, two more passes over the
 logits. Its CPU kernel then draws by adding noise to every logit (two logarithms each): for 32 sequences and 49,152
 tokens 24 ms on one core, beside 1.2 ms for the log-softmax. Drawing by the cumulative probabilities takes one random
 number a row and 1.5 ms.
+
+vLLM's runner for GPUs reads the logits in pieces of 1,024, each with a reduction among all threads of its program, and
+ranks the token too. Its kernel does with larger pieces, and nobody asks for ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch import Tensor
 
 BLOCK = 128  #: probabilities that are summed before the place of a draw is searched
 BELOW_ONE = 1.0 - 1e-12  #: a draw must stay below the sum that it is a part of
+PIECE, WARPS = 8192, 16  #: logits that a program of the GPU kernel reads at once, and its warps
 
 
 def install(sampler: Any, *, on_cpu: bool) -> None:
@@ -40,6 +45,46 @@ def sampled_only(gather: Callable[..., Any]) -> Callable[..., Any]:
         return LogprobsTensors(index.to(torch.int32), logprobs.gather(-1, index), torch.zeros_like(token_ids))
 
     return gather_logprobs
+
+
+def install_on_gpu() -> None:
+    """Put `scores_of_sampled` into vLLM's runner for GPUs, for every model of this process."""
+    from vllm.v1.worker.gpu.sample import sampler
+
+    sampler.compute_topk_scores = scores_of_sampled(sampler.compute_topk_scores)
+
+
+def scores_of_sampled(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's `compute_topk_scores` for GPUs, with rank 0 for every token where no others are asked for."""
+
+    def compute_scores(
+        logits: Tensor, num_logprobs: int, token_ids: Tensor, starts: Any = None, *, max_per_req_token_ids: int = 0,
+        logits_mode: bool = False, **others: Any,
+    ) -> Any:  # fmt: skip
+        if num_logprobs or max_per_req_token_ids or logits_mode or isinstance(starts, Tensor):
+            return compute(
+                logits, num_logprobs, token_ids, starts, max_per_req_token_ids=max_per_req_token_ids,
+                logits_mode=logits_mode, **others,
+            )  # fmt: skip
+        from vllm.v1.outputs import LogprobsTensors
+
+        return LogprobsTensors(
+            token_ids.unsqueeze(-1), logprobs_of(logits, token_ids), torch.zeros_like(token_ids), starts
+        )
+
+    return compute_scores
+
+
+def logprobs_of(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """float32 [N, 1] of logits [N, V] on a GPU and int64 [N], by vLLM's kernel, which keeps no other."""
+    from vllm.v1.worker.gpu.sample.logprob import _topk_log_softmax_kernel as kernel
+
+    found = logits.new_empty((len(logits), 1), dtype=torch.float32)
+    kernel[(len(logits),)](
+        found, logits, logits.stride(0), token_ids, 1, 1, logits.shape[-1], BLOCK_SIZE=PIECE, TOPK_BLOCK_SIZE=1,
+        num_warps=WARPS,
+    )  # fmt: skip
+    return found
 
 
 def from_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """What runs inside each vLLM worker: `EngineArgs(worker_extension_cls="forge_plugin_vllm.worker:...")` mixes it in.
 
-    engine.collective_rpc("forge_open", args=(opening, os.getpid()))
+    engine.collective_rpc("forge_prepare", args=(os.getpid(),))
+    engine.collective_rpc("forge_open", args=(opening,))
     digests = engine.collective_rpc("forge_load", args=(receipt, True))
 
 Weights are fetched here and not in the engine's process, so that with tensor parallelism each worker reads its own.
@@ -66,19 +67,22 @@ class WorkerExtension:
     forge_plan: Any = None  #: of the copies of one update (`inplace.Plan`), once it is known to be right
     forge_loading: str = ""  #: why updates go through vLLM's reload, or "in place"
 
-    def forge_open(self, opening: Opening, engine_pid: int) -> None:
+    def forge_prepare(self, engine_pid: int) -> None:
+        """Sampling as `sampled.py` has it; a worker in a process of its own ends with its engine, at once."""
+        from forge_plugin_vllm.sampled import install, install_on_gpu
+
+        sampler: Any = getattr(self.model_runner, "sampler", None)
+        if hasattr(sampler, "gather_logprobs"):
+            install(sampler, on_cpu=self._forge_on_cpu())
+        elif sampler is not None:  # of vLLM's second runner, which only GPUs have
+            install_on_gpu()
+        if engine_pid != os.getpid() and sys.platform == "linux":
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def forge_open(self, opening: Opening) -> None:
         # At every update it warns of layers without weights of their own; names and shapes are checked here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self.forge_opening, self.forge_transport = opening, opening.transport_here()
-        sampler: Any = getattr(self.model_runner, "sampler", None)
-        if hasattr(sampler, "gather_logprobs"):
-            from forge_plugin_vllm.sampled import install
-
-            install(sampler, on_cpu=self._forge_on_cpu())
-        if (
-            engine_pid != os.getpid() and sys.platform == "linux"
-        ):  # a worker of its own: it ends with its engine, at once
-            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def forge_load(self, receipt: Receipt, checksum: bool) -> dict[str, Any]:
         """Replace the model's weights by the receipt's.
