@@ -99,19 +99,24 @@ def arithmetic() -> list[dict[str, str]]:
     return [{"prompt": str(p.text), "target": str(p.target)} for p in (dataset[i] for i in range(4000))]
 
 
-def parts(config: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
-    """Generation alone, training alone, their sum and the step, by `forge-host bench loop`."""
-    path = folder / "parts.yaml"
+def parts(task: dict[str, Any], config: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
+    """Generation alone, training alone, their sum and the step, by `forge-host bench loop`; its log stays in folder."""
+    path, log = folder / "parts.yaml", folder / "parts.log"
     path.write_text(json.dumps(config))
     command = [sys.executable, "-m", "forge_host.cli.main", "bench", "loop", str(path), "--json"]
+    command += ["--mode", "both" if task["max_policy_age"] else "sync", "--warmup", str(max(1, task["warmup"]))]
+    command += ["--steps", str(task["steps"] - task["warmup"])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        with log.open("w") as errors:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=timeout_s, check=False
+            )
     except subprocess.TimeoutExpired:
-        print(f"forge-host bench loop: stopped after {timeout_s:.0f} s")
+        print(f"forge-host bench loop: stopped after {timeout_s:.0f} s, see {log}")
         return {}
     print(done.stdout)
     if done.returncode:
-        print(f"forge-host bench loop: exit {done.returncode}: {done.stderr[-800:]}")
+        print(f"forge-host bench loop: exit {done.returncode}: {log.read_text(errors='replace')[-800:]}")
         return {}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -248,7 +248,7 @@ def main() -> None:
         if arguments.parts:
             from vs_task import parts
 
-            verdict["parts"] = parts(forge_config(task, out), out, arguments.timeout)
+            verdict["parts"] = parts(task, forge_config(task, out), out, arguments.timeout)
     if arguments.json:
         print(json.dumps(verdict))
 

@@ -55,6 +55,7 @@ def loop(setup: Setup, steps: int, warmup: int, mode: str, run_dir: str | None, 
         resolved = setup.resolve()
     with tempfile.TemporaryDirectory() as temporary:
         arguments: dict[str, Any] = {"steps": steps, "warmup": warmup, "modes": modes}
+        arguments["say"] = lambda line: click.echo(line, err=True)
         where = run_dir or str(Path(temporary) / "run")
         summary = run(
             resolved, setup.host, run_dir=where, runner=LoopBench, runner_args=arguments, quiet=True, say=lambda _: None

@@ -1,6 +1,7 @@
 """Where a step's time goes: generation alone, training alone, weight sync alone, then whole steps, one run's roles.
 
-    summary = run(resolved, host, runner=LoopBench, runner_args={"steps": 6, "warmup": 2, "modes": ("sync",)})
+    summary = run(resolved, host, runner=LoopBench, runner_args={"steps": 6, "warmup": 2, "modes": ("sync",),
+                                                                   "say": print})
     summary["sync_over_sum"], summary["async_over_larger"]
 
 Alone means that nothing else works meanwhile. Every figure is of the same prompts' number, responses and settings as
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -29,11 +31,13 @@ class LoopBench(Runner):
         steps: measured repetitions of everything.
         warmup: repetitions before, not counted.
         modes: "sync" (max_policy_age 0) and "async" (the configuration's, at least 1).
+        say: told each measurement as it is made, so that what is cut short was not for nothing.
     """
 
     steps: int
     warmup: int
     modes: tuple[str, ...]
+    say: Callable[[str], None]
     figures: dict[str, float] = attrs.Factory(dict)
     version: int = 0
 
@@ -58,6 +62,7 @@ class LoopBench(Runner):
             began = time.perf_counter()
             answers = await asyncio.gather(*(roller.generate(prompt) for prompt in prompts))
             taken = time.perf_counter() - began
+            self._note("generation alone", repeat, taken)
             pairs = list(enumerate(zip(prompts, answers, strict=True)))
             scored = await asyncio.gather(*(roller.score(f"{i}", p, a) for i, (p, a) in pairs))
             if repeat >= self.warmup:
@@ -75,8 +80,10 @@ class LoopBench(Runner):
             rows = rows_of(batches[repeat % len(batches)])
             began = time.perf_counter()
             await stepper.train(rows)
+            taken = time.perf_counter() - began
+            self._note("training alone", repeat, taken)
             if repeat >= self.warmup:
-                seconds += time.perf_counter() - began
+                seconds += taken
                 tokens += sum(row.num_tokens for row in rows)
         self.figures |= {"training_s": seconds / self.steps, "trained_tokens_per_s": tokens / seconds}
 
@@ -88,8 +95,10 @@ class LoopBench(Runner):
             began = time.perf_counter()
             await self.controller.sync.publish(self.version)
             await self.controller.sync.update()
+            taken = time.perf_counter() - began
+            self._note("weight sync alone", repeat, taken)
             if repeat >= self.warmup:
-                seconds += time.perf_counter() - began
+                seconds += taken
         self.figures["weight_sync_s"] = seconds / self.steps
 
     async def _loop(self, mode: str) -> None:
@@ -107,6 +116,8 @@ class LoopBench(Runner):
         await controller.run()
         self.version = controller.version
         history: list[StepReport] = controller.history
+        for repeat, report in enumerate(history):
+            self._note(f"{mode} step", repeat, report.metrics["time/step_s"])
         measured = history[self.warmup : self.warmup + self.steps]
         before = history[self.warmup - 1].time
         mean = {
@@ -115,6 +126,9 @@ class LoopBench(Runner):
         }
         self.figures |= {f"{mode}_step_s": (measured[-1].time - before) / len(measured)}
         self.figures |= {f"{mode}_{k}": v for k, v in mean.items()}
+
+    def _note(self, what: str, repeat: int, seconds: float) -> None:
+        self.say(f"{what}: {seconds:.3f} s{'' if repeat >= self.warmup else ' (warming up)'}")
 
     def _compare(self) -> None:
         f = self.figures
