@@ -14,6 +14,7 @@ from forge_host.types import Completion, Episode, Prompt, RewardResult
 
 #: Where a completion's metadata has the episode that the environment made of it, without its tokens.
 OWN = "environment_episode"
+NO_PROMPT, NO_COMPLETION = Prompt(id="", text=""), Completion(text="", token_ids=(), logprobs=())
 
 
 class RewardActor(ForgeActor):
@@ -46,14 +47,17 @@ class RewardActor(ForgeActor):
 
     @concurrent_endpoint
     async def score(self, group_id: str, prompt: Prompt, completions: list[Completion]) -> tuple[list[Episode], bool]:
-        """Grade one group. Second: whether a plain function is stuck past its deadline, so this process must go."""
+        """Grade one group. Second: whether a plain function is stuck past its deadline, so this process must go.
+
+        The episodes come without prompt and completion: who asks has them, and they are most of the bytes.
+        """
         episodes = [
             await self.scorer.score(prompt, c, episode_id=f"{group_id}/{i}", max_tokens=self.max_tokens)
             for i, c in enumerate(completions)
         ]
         if self.context.plan.environment is not None:
             episodes = [_with_parts(episode, self.rollouts.name) for episode in episodes]
-        return episodes, bool(self.scorer.wedged)
+        return [_grade_only(episode) for episode in episodes], bool(self.scorer.wedged)
 
     @concurrent_endpoint
     async def begin(self, rollout_id: str, prompt: Prompt, left: int) -> object:
@@ -68,8 +72,7 @@ class RewardActor(ForgeActor):
 
 def graded_by_environment(completion: Completion, episode: Episode) -> Completion:
     """The completion with what its episode says of it."""
-    own = attrs.evolve(episode, completion=Completion(text="", token_ids=(), logprobs=()))
-    return attrs.evolve(completion, metadata={**completion.metadata, OWN: own})
+    return attrs.evolve(completion, metadata={**completion.metadata, OWN: _grade_only(episode)})
 
 
 def own_grade(completion: Completion) -> RewardResult | None:
@@ -78,13 +81,23 @@ def own_grade(completion: Completion) -> RewardResult | None:
     return None if own is None or own.reward is None else RewardResult(own.reward)
 
 
+def whole(grade: Episode, prompt: Prompt, completion: Completion) -> Episode:
+    """The episode of a grade that came back from `RewardActor.score`."""
+    if OWN in completion.metadata:  # its parts and note are in the grade
+        metadata = {name: value for name, value in completion.metadata.items() if name != OWN}
+        completion = attrs.evolve(completion, metadata=metadata)
+    return attrs.evolve(grade, prompt=prompt, completion=completion)
+
+
+def _grade_only(episode: Episode) -> Episode:
+    return attrs.evolve(episode, prompt=NO_PROMPT, completion=NO_COMPLETION)
+
+
 def _with_parts(episode: Episode, name: str) -> Episode:
-    """The episode with the environment's parts and note, and without its copy of them."""
-    metadata = dict(episode.completion.metadata)
-    own: Episode | None = metadata.pop(OWN, None)
+    """The episode with the environment's parts and note."""
+    own: Episode | None = episode.completion.metadata.get(OWN)
     if own is None:
         return episode
     parts = {**episode.parts, **{f"{name}/{part}": value for part, value in own.parts.items()}}
     note = "; ".join(text for text in (episode.note, own.note and f"{name}: {own.note}") if text)
-    completion = attrs.evolve(episode.completion, metadata=metadata)
-    return attrs.evolve(episode, parts=parts, note=note, completion=completion)
+    return attrs.evolve(episode, parts=parts, note=note)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
 from forge_host.api import REWARD_ARGUMENTS, Completion, Episode, Prompt, RewardResult, RunError, UsageError
 from forge_host.loop.failures import describe_failure
+from forge_host.loop.workers import Workers
 from forge_host.plugins.calling import CallByName
 
 MODES = ("mean", "sum")
@@ -56,6 +57,7 @@ class Scorer:
         self._rewards = [(name, _wrap(name, fn), weight) for name, fn, weight in rewards]
         self._shaping = [(name, _wrap(name, fn)) for name, fn in shaping]
         self.mode, self.timeout_s, self.gates = mode, timeout_s, dict(gates or {})
+        self._workers = Workers()
         self.wedged = False  #: a plain function did not return by its deadline: this process must be replaced
 
     async def score(self, prompt: Prompt, completion: Completion, *, episode_id: str, max_tokens: int) -> Episode:
@@ -126,7 +128,7 @@ class Scorer:
         """The grade, None, or what went wrong as one sentence."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.timeout_s
-        started = None if call.is_async else _in_thread(call, values)
+        started = None if call.is_async else self._workers.run(partial(call, **values), call.what)
         try:
             if started is None:
                 result = await asyncio.wait_for(call(**values), self.timeout_s)
@@ -193,37 +195,6 @@ def as_result(result: Any) -> RewardResult | None:
 
 def _wrap(name: str, fn: Callable[..., Any]) -> CallByName:
     return CallByName(fn, REWARD_ARGUMENTS, f"reward `{name}`")
-
-
-def _in_thread(call: CallByName, values: Mapping[str, Any]) -> asyncio.Future[Any]:
-    """Runs `call` in a thread of its own. Daemonic, so one that never returns does not keep the process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def finish(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        elif isinstance(error, (StopIteration, SystemExit)):  # a future takes neither
-            raised = RuntimeError(f"{type(error).__name__} {error}")
-            future.set_exception(raised.with_traceback(error.__traceback__))
-        else:
-            future.set_exception(error)
-
-    def work() -> None:
-        result, raised = None, None
-        try:
-            result = call(**values)
-        except BaseException as error:  # handed over, not swallowed
-            raised = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, result, raised)
-
-    # A late failure has no reader; without this asyncio would log "exception was never retrieved".
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    threading.Thread(target=work, daemon=True, name=f"forge {call.what}").start()
-    return future
 
 
 async def _awaited(awaitable: Any) -> Any:
