@@ -37,8 +37,8 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[int, list[str]]]:
         "forge": (600, [*versus, *data, "--only", "forge-host", "--steps", "3", "--warmup", "2", "--parts"]),
         "trl": (330, [*versus, *data, "--only", "trl", "--steps", "2", "--warmup", "1"]),
         "sync": (420, [str(HERE / "gpu_sync.py"), "--out", str(out / "sync"), "--model", model, "--rows", *sync]),
-        "learn": (600, [str(HERE / "vs_trl.py"), "--device", "cuda", "--learn", "--steps", str(args.steps), "--timeout",
-                        "290", "--out", str(out / "learn")]),
+        "learn": (560, [str(HERE / "vs_trl.py"), "--device", "cuda", "--learn", "--steps", str(args.steps), "--timeout",
+                        "250", "--out", str(out / "learn")]),
         "quickstart": (300, [*CLI, "run", "quickstart", "--check", "--run-dir", str(out / "quickstart")]),
     }  # fmt: skip
 
