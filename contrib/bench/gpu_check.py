@@ -3,8 +3,9 @@
     python contrib/bench/gpu_check.py --data gsm8k/train.jsonl --out /tmp/gpu-check
     python contrib/bench/gpu_check.py --data gsm8k/train.jsonl --rows step generate
 
-The whole output of a row is in OUT/ROW.log. Models are random weights in the shape of Qwen3-0.6B, but for `learn` and
-`quickstart`. With one --out, later rows find what vLLM compiled for earlier ones. `forge` and `trl` need --data.
+The whole output of a row is in OUT/ROW.log. Models are random weights in the shape of Qwen3-0.6B, but for `sizes`,
+`learn` and `quickstart`. With one --out, later rows find what vLLM compiled for earlier ones. `forge` and `trl` need
+--data.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[int, list[str]]]:
         "forge": (600, [*versus, *data, "--only", "forge-host", "--steps", "3", "--warmup", "2", "--parts"]),
         "trl": (330, [*versus, *data, "--only", "trl", "--steps", "2", "--warmup", "1"]),
         "sync": (420, [str(HERE / "gpu_sync.py"), "--out", str(out / "sync"), "--model", model, "--rows", *sync]),
+        "sizes": (180, [*CLI, "bench", "sync", "cuda-ipc", "--device", "cuda", "--models", "135M,0.6B,1.7B,8B",
+                        "--repeats", "5"]),
         "learn": (560, [str(HERE / "vs_trl.py"), "--device", "cuda", "--learn", "--steps", str(args.steps), "--timeout",
                         "250", "--out", str(out / "learn")]),
         "quickstart": (300, [*CLI, "run", "quickstart", "--check", "--run-dir", str(out / "quickstart")]),

@@ -100,12 +100,13 @@ def arithmetic() -> list[dict[str, str]]:
 
 
 def parts(task: dict[str, Any], config: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
-    """Generation alone, training alone, their sum and the step, by `forge-host bench loop`; its log stays in folder."""
-    path, log = folder / "parts.yaml", folder / "parts.log"
+    """Generation and training alone, their sum and the step, by `forge-host bench loop`; log and run stay in folder."""
+    path, log, run_dir = folder / "parts.yaml", folder / "parts.log", folder / "parts-run"
+    shutil.rmtree(run_dir, ignore_errors=True)
     path.write_text(json.dumps(config))
     command = [sys.executable, "-m", "forge_host.cli.main", "bench", "loop", str(path), "--json"]
     command += ["--mode", "both" if task["max_policy_age"] else "sync", "--warmup", str(max(1, task["warmup"]))]
-    command += ["--steps", str(task["steps"] - task["warmup"])]
+    command += ["--steps", str(task["steps"] - task["warmup"]), "--run-dir", str(run_dir)]
     try:
         with log.open("w") as errors:
             done = subprocess.run(
