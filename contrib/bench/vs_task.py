@@ -1,5 +1,5 @@
 """What `vs_trl.py` gives both sides: the model's folder, the prompts, the sizes. Also a model of a given shape with
-random weights and any tokenizer, and forge-host's parts alone (`forge-host bench loop`).
+random weights and any tokenizer.
 
     python -c "from vs_task import shaped_model; print(shaped_model('/tmp/qwen3'))"
 """
@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,27 +95,3 @@ def arithmetic() -> list[dict[str, str]]:
 
     dataset = Arithmetic(low=1, high=9)
     return [{"prompt": str(p.text), "target": str(p.target)} for p in (dataset[i] for i in range(4000))]
-
-
-def parts(task: dict[str, Any], config: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
-    """Generation and training alone, their sum and the step, by `forge-host bench loop`; log and run stay in folder."""
-    path, log, run_dir = folder / "parts.yaml", folder / "parts.log", folder / "parts-run"
-    shutil.rmtree(run_dir, ignore_errors=True)
-    path.write_text(json.dumps(config))
-    command = [sys.executable, "-m", "forge_host.cli.main", "bench", "loop", str(path), "--json"]
-    command += ["--mode", "both" if task["max_policy_age"] else "sync", "--warmup", str(max(1, task["warmup"]))]
-    command += ["--steps", str(task["steps"] - task["warmup"]), "--run-dir", str(run_dir)]
-    try:
-        with log.open("w") as errors:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=timeout_s, check=False
-            )
-    except subprocess.TimeoutExpired:
-        print(f"forge-host bench loop: stopped after {timeout_s:.0f} s, see {log}")
-        return {}
-    print(done.stdout)
-    if done.returncode:
-        print(f"forge-host bench loop: exit {done.returncode}: {log.read_text(errors='replace')[-800:]}")
-        return {}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found

@@ -139,6 +139,22 @@ def forge_side(task: dict[str, Any], folder: Path, arguments: argparse.Namespace
     }  # fmt: skip
 
 
+def parts(task: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
+    """Generation and training alone, their sum and the step, by `forge-host bench loop`; log and run stay in folder."""
+    path, log, run_dir = folder / "parts.yaml", folder / "parts.log", folder / "parts-run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    path.write_text(json.dumps(forge_config(task, folder)))
+    command = [sys.executable, "-m", "forge_host.cli.main", "bench", "loop", str(path), "--json"]
+    command += ["--mode", "both" if task["max_policy_age"] else "sync", "--warmup", str(max(1, task["warmup"]))]
+    command += ["--steps", str(task["steps"] - task["warmup"]), "--run-dir", str(run_dir)]
+    problem, _ = watch(command, log, timeout_s, task["device"] == "cuda")
+    lines = log.read_text(errors="replace").splitlines()
+    last = next((line for line in reversed(lines) if line.startswith("{")), "") if not problem else ""
+    print("\n".join(line for line in lines[-30:] if line != last), problem, sep="\n", flush=True)
+    found: dict[str, Any] = json.loads(last) if last else {}
+    return found
+
+
 def row(name: str, found: dict[str, Any], warmup: int) -> dict[str, Any]:
     """One run's figures."""
     times = [found["began"], *found["ends"]]
@@ -246,9 +262,7 @@ def main() -> None:
             verdict["ratio"] = statistics.median(steps["trl"]) / statistics.median(steps["forge-host"])
             print(f"trl / forge-host: {verdict['ratio']:.2f}")
         if arguments.parts:
-            from vs_task import parts
-
-            verdict["parts"] = parts(task, forge_config(task, out), out, arguments.timeout)
+            verdict["parts"] = parts(task, out, arguments.timeout)
     if arguments.json:
         print(json.dumps(verdict))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -20,7 +20,23 @@ import attrs
 from forge_host.loop.batch import rows_of
 from forge_host.loop.controller import Controller
 from forge_host.loop.runner import Runner
-from forge_host.types import Group, StepReport
+from forge_host.types import Group, RunInfo, StepReport
+
+
+@attrs.frozen
+class _Steps:
+    """A tracker that hears of each step of a loop as it ends."""
+
+    heard: Callable[[int, float], None]
+
+    def start(self, run: RunInfo) -> None:
+        """The run has begun before."""
+
+    def log(self, report: StepReport) -> None:
+        self.heard(report.step, report.metrics["time/step_s"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The summary is printed."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -113,11 +129,10 @@ class LoopBench(Runner):
         controller.version = self.version
         controller.buffer.restore(self.version, done, done)
         controller.buffer.total = done + total * training.batch_size
+        self.trackers.active["bench loop"] = _Steps(lambda step, seconds: self._note(f"{mode} step", step - 1, seconds))
         await controller.run()
         self.version = controller.version
         history: list[StepReport] = controller.history
-        for repeat, report in enumerate(history):
-            self._note(f"{mode} step", repeat, report.metrics["time/step_s"])
         measured = history[self.warmup : self.warmup + self.steps]
         before = history[self.warmup - 1].time
         mean = {

@@ -19,7 +19,7 @@ import attrs
 from forge_host.errors import RunError
 from forge_host.loop.conversation import Ask, Done, is_whole
 from forge_host.loop.dialogue import EMPTY, Dialogue, TooLong
-from forge_host.loop.reward_actor import graded_by_environment, whole
+from forge_host.loop.reward_actor import episodes_of, graded_by_environment
 from forge_host.loop.seeds import draw_seed
 from forge_host.runtime.lease import Lease, lease
 from forge_host.types import Completion, Episode, Prompt, SamplingParams
@@ -67,7 +67,7 @@ async def _grade(
     grades, wedged = found
     if wedged:
         held.problem = RunError(f"a reward is stuck past its deadline (prompt {prompt.id})")
-    return [whole(grade, prompt, completion) for grade, completion in zip(grades, completions, strict=True)]
+    return episodes_of(grades, prompt, completions)
 
 
 async def _converse(roller: Roller, held: Lease, dialogue: Dialogue, id: str, params: SamplingParams) -> Done:
@@ -111,8 +111,8 @@ def _completion(episode: Episode, dialogue: Dialogue) -> Completion:
     """What an episode is trained on: the whole conversation, or the reply that the environment chose."""
     completion = episode.completion
     if is_whole(completion):
-        said = dialogue.completion()
-        completion = attrs.evolve(said, metadata={**said.metadata, **completion.metadata})
+        whole = dialogue.completion()
+        completion = attrs.evolve(whole, metadata={**whole.metadata, **completion.metadata})
     return graded_by_environment(completion, episode)
 
 

@@ -5,6 +5,8 @@ An environment's conversations run here too, one step a call, as its code is a t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 from monarch.actor import concurrent_endpoint, endpoint
 
@@ -81,12 +83,19 @@ def own_grade(completion: Completion) -> RewardResult | None:
     return None if own is None or own.reward is None else RewardResult(own.reward)
 
 
-def whole(grade: Episode, prompt: Prompt, completion: Completion) -> Episode:
-    """The episode of a grade that came back from `RewardActor.score`."""
-    if OWN in completion.metadata:  # its parts and note are in the grade
-        metadata = {name: value for name, value in completion.metadata.items() if name != OWN}
-        completion = attrs.evolve(completion, metadata=metadata)
-    return attrs.evolve(grade, prompt=prompt, completion=completion)
+def episodes_of(grades: Sequence[Episode], prompt: Prompt, completions: Sequence[Completion]) -> list[Episode]:
+    """The episodes of the grades that came back from `RewardActor.score`."""
+    return [
+        attrs.evolve(grade, prompt=prompt, completion=_without_own(completion))
+        for grade, completion in zip(grades, completions, strict=True)
+    ]
+
+
+def _without_own(completion: Completion) -> Completion:
+    """Without the environment's episode, whose parts and note the grade has."""
+    if OWN not in completion.metadata:
+        return completion
+    return attrs.evolve(completion, metadata={k: v for k, v in completion.metadata.items() if k != OWN})
 
 
 def _grade_only(episode: Episode) -> Episode:

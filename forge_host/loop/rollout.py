@@ -17,7 +17,7 @@ from forge_host.errors import RunError
 from forge_host.loop.buffer import NOT_GRADABLE
 from forge_host.loop.conversing import Talker
 from forge_host.loop.prompts import PromptEncoder
-from forge_host.loop.reward_actor import whole
+from forge_host.loop.reward_actor import episodes_of
 from forge_host.runtime.handle import ActorDied, Unanswered
 from forge_host.runtime.service import Service
 from forge_host.types import Completion, Episode, Group, Prompt, SamplingParams, Verdict
@@ -141,7 +141,7 @@ class Roller:
         handle, died = replica.handle, False
         try:
             grades, wedged = await handle.score.call_one(group_id, prompt, list(completions), timeout_s=deadline)
-            episodes = [whole(grade, prompt, c) for grade, c in zip(grades, completions, strict=True)]
+            episodes = episodes_of(grades, prompt, completions)
             stuck = next((e.error for e in episodes if e.error), "a reward is stuck past its deadline")
             problem = RunError(f"{stuck} (prompt {prompt.id})") if wedged else None
         except Unanswered as error:

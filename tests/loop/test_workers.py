@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -56,10 +55,8 @@ def test_what_a_call_raises_is_handed_over_and_its_thread_goes_on(error: BaseExc
 
 def test_a_stuck_call_does_not_keep_python_alive() -> None:
     code = (
-        "import asyncio, time\nfrom forge_host.loop.workers import Workers\n"
-        "async def main():\n    Workers().run(lambda: time.sleep(60), 'a')\n    await asyncio.sleep(0.1)\n"
+        "import asyncio, threading\nfrom forge_host.loop.workers import Workers\n"
+        "async def main():\n    Workers().run(threading.Event().wait, 'a')\n    await asyncio.sleep(0.1)\n"
         "asyncio.run(main())"
     )
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
-    assert time.monotonic() - began < 50
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)  # it would wait for ever

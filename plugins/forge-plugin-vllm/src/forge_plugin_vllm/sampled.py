@@ -9,7 +9,8 @@ tokens 24 ms on one core, beside 1.2 ms for the log-softmax. Drawing by the cumu
 number a row and 1.5 ms.
 
 vLLM's runner for GPUs reads the logits in pieces of 1,024, each with a reduction among all threads of its program, and
-ranks the token too. Its kernel does with larger pieces, and nobody asks for ranks.
+ranks the token too: 0.26 ms for 256 rows of 151,936 bfloat16 logits on an H200, beside 0.05 for its kernel with larger
+pieces and no ranks, for which nobody asks.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def logprobs_of(logits: Tensor, token_ids: Tensor) -> Tensor:
 
     found = logits.new_empty((len(logits), 1), dtype=torch.float32)
     kernel[(len(logits),)](
-        found, logits, logits.stride(0), token_ids, 1, 1, logits.shape[-1], BLOCK_SIZE=PIECE, TOPK_BLOCK_SIZE=1,
-        num_warps=WARPS,
+        found, logits, logits.stride(0), token_ids, token_ids.stride(0), 1, logits.shape[-1],
+        BLOCK_SIZE=PIECE, TOPK_BLOCK_SIZE=1, num_warps=WARPS,
     )  # fmt: skip
     return found
 
