@@ -12,7 +12,7 @@ from datetime import datetime
 
 import pytest
 from fake_runs import ROLES
-from processes import assert_none_left
+from processes import KILLED, assert_none_left
 
 from forge_host.errors import UsageError
 from forge_host.loop.ledger import check_ledger, read_ledger
@@ -70,7 +70,7 @@ def test_a_lost_trainer_ends_the_run_in_time_by_name(fake_run, action: str) -> N
     place = rf"rank 0 on {socket.gethostname()}, pid {process.pid}, "
     what = {
         "stop": rf"trainer-0 did not answer `train_step` within 4 s \({place}stopped\)",
-        "kill": rf"trainer-0 died during `train_step` \(Killed\(sig=9\)\) after \d\.\d s of waiting \({place}ended\)",
+        "kill": rf"trainer-0 died during `train_step` {KILLED} after \d+\.\d s of waiting \({place}ended\)",
     }
     assert re.search(what[action], run.err), run.err
     checkpoint = run.dir / "checkpoints" / "step-000001"

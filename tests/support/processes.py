@@ -3,6 +3,9 @@
 import time
 from pathlib import Path
 
+#: Why a killed process is gone, as a pattern: Monarch knows the signal, but may say so after the host has looked.
+KILLED = r"\((Killed\(sig=9\)|ended)\)"
+
 
 def assert_none_left(mark: str, seconds: float = 5.0) -> None:
     """No live process of this host has the mark in its environment, or soon none has."""
