@@ -108,10 +108,19 @@ def _arguments(target: Any, values: Mapping[str, Any], where: str) -> dict[str, 
         checked = {name: coerce(value, hints.get(name, Any), (name,)) for name, value in values.items()}
         for parameter in parameters:
             if parameter.name in named and parameter.default is parameter.empty and parameter.name not in checked:
-                raise FieldError(f"key `{parameter.name}` is required", path=(parameter.name,))
+                raise FieldError(
+                    f"key `{parameter.name}` is required", path=(parameter.name,), fix=_missing(parameter.name)
+                )
     except FieldError as error:
         raise FieldError(error.message, path=error.path, where=where, fix=error.fix) from None
     return checked
+
+
+def _missing(name: str) -> str:
+    """What to do about an argument without a value; `config` is what an author calls the whole configuration."""
+    if name == "config":
+        return 'if that is its whole configuration, name its attrs class: ComponentSpec(..., config="module:Class")'
+    return "set it, or give the argument a default"
 
 
 def _parameters(cls: type) -> list[inspect.Parameter]:

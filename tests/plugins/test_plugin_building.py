@@ -80,6 +80,7 @@ def forge_rewards(host):
         ComponentSpec("plain", t + "plain", "s"),
         ComponentSpec("wants", t + "plain", "s", requires=("json", "not_there_a", "not_there_b.sub")),
         ComponentSpec("gone", "fake_kit.nothing:X", "s"),
+        ComponentSpec("undeclared", t + "Heavy", "s"),
         ComponentSpec("bad-config", t + "Heavy", "s", config=c + "NotAttrs"),
     ]
 """
@@ -111,6 +112,11 @@ def test_separate_config_is_checked_without_importing_the_target(host):
     assert "fake_kit.configs" in sys.modules and "fake_kit.targets" not in sys.modules
 
 
+def test_a_configuration_that_its_spec_does_not_name(host):
+    with pytest.raises(UsageError, match=r"`kit/undeclared`: key `config` is required; .*ComponentSpec\(..., config="):
+        build(host, "undeclared")
+
+
 def test_attrs_class(host):
     assert build(host, "light", scale="2e0").scale == 2.0
     assert build(host, "light").scale == 1.0
@@ -124,7 +130,7 @@ def test_module_takes_the_arguments_of_its_init(host):
     assert (module.clip_range, module.beta, module.layers) == (0.2, 0.01, 2)
     assert host.config_class(host.find("reward", "module")) is None
     for values, message in (
-        ({}, "key `layers` is required"),
+        ({}, "key `layers` is required; set it, or give the argument a default"),
         ({"layers": "2"}, "`layers` must be int, got '2'"),
         ({"layers": 2, "beat": 1}, "key `beat` is unknown; did you mean `beta`"),
     ):
