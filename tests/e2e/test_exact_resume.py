@@ -1,9 +1,10 @@
-"""Two steps of the real thing are one step, a stop and one more, bit for bit: vLLM, TorchTitan, two CPU cores.
+"""Two steps of the real thing are one step, its loss and one more, bit for bit: vLLM, TorchTitan, two CPU cores.
 
-The checkpoint between them is written in the background.
+The checkpoint between them is written in the background; what came after it is lost, as when a machine fails.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,12 +38,13 @@ def left_by(run: Path) -> tuple[str, dict[str, tuple[str, float]]]:
 
 def test_resume_is_exact(tmp_path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    forge_host("quickstart", *SMALL, "--set", "training.max_steps=2", "--run-dir", str(whole))
-    forge_host(
-        "quickstart", *SMALL, "--set", "training.max_steps=1", "--set", "checkpoint.interval=1",
-        "--run-dir", str(halves),
-    )  # fmt: skip
-    forge_host("--resume", str(halves), "--set", "training.max_steps=2")
+    steps = ["--set", "training.max_steps=2", "--set", "checkpoint.interval=1"]
+    forge_host("quickstart", *SMALL, *steps, "--run-dir", str(whole))
+    shutil.copytree(whole, halves, symlinks=True)
+    for lost in ("model", "checkpoints/step-000002", "rollouts/rollouts.jsonl"):
+        shutil.move(halves / lost, tmp_path / Path(lost).name)
+    assert [path.name for path in (halves / "checkpoints").iterdir()] == ["step-000001"]
+    forge_host("--resume", str(halves))
     (weights, said), (weights_too, said_too) = left_by(whole), left_by(halves)
-    assert len(said) == 16 and said == said_too
+    assert len(said) == 16 and len(said_too) == 8 and said_too.items() <= said.items()
     assert weights == weights_too
