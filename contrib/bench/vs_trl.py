@@ -8,7 +8,8 @@
 One step is one update; every response has its full length (the end-of-sequence token is ignored) unless --learn. Each
 side runs in a process of its own; one that fails or takes too long leaves the other's figures standing. A step's
 seconds are from the end of the step before to its end, so nothing is left out; the median of all after the warm-up.
-With --parts, on the GPU or CPU, `forge-host bench loop` measures generation alone and training alone as well.
+With --parts, on the GPU or CPU, `forge-host bench loop` measures generation alone and training alone as well. With
+--only, the other side's figures are those that an earlier run of the same sizes left in --out, if there are any.
 """
 
 from __future__ import annotations
@@ -139,6 +140,9 @@ def forge_side(task: dict[str, Any], folder: Path, arguments: argparse.Namespace
     }  # fmt: skip
 
 
+SIDES = {"trl": trl_side, "forge-host": forge_side}
+
+
 def parts(task: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
     """Generation and training alone, their sum and the step, by `forge-host bench loop`; log and run stay in folder."""
     path, log, run_dir = folder / "parts.yaml", folder / "parts.log", folder / "parts-run"
@@ -166,6 +170,26 @@ def row(name: str, found: dict[str, Any], warmup: int) -> dict[str, Any]:
             "tokens_per_s": sum(found["tokens"][warmup:]) / sum(steps),
         }  # fmt: skip
     return out
+
+
+def run_side(name: str, task: dict[str, Any], folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A side's run, kept in its folder for a later run with --only."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    found = SIDES[name](task, folder, arguments)
+    (folder / "side.json").write_text(json.dumps({"task": task, "found": found}))
+    return found
+
+
+def earlier(task: dict[str, Any], folder: Path) -> tuple[dict[str, Any], int] | None:
+    """What an earlier run left in a side's folder, and its warm-up; None where the work was another."""
+    if not (file := folder / "side.json").is_file():
+        return None
+    kept = json.loads(file.read_text())
+    if differ := [k for k in task if k not in ("steps", "warmup", "data") and kept["task"].get(k) != task[k]]:
+        print(f"{file} is of another {differ[0]} and left out", flush=True)
+        return None
+    return kept["found"], kept["task"]["warmup"]
 
 
 def show(found: dict[str, Any]) -> None:
@@ -243,21 +267,22 @@ def main() -> None:
         out = (arguments.out or Path(temporary)).resolve()
         out.mkdir(parents=True, exist_ok=True)
         task = prepare(arguments, out)
-        sides = {"trl": trl_side, "forge-host": forge_side}
         results, runs = [], {}
         for number in range(arguments.rounds or (1 if arguments.learn else 2)):
-            for name, side in sides.items():
+            for name in SIDES:
+                folder = out / f"{number}-{name}"
                 if arguments.only in (None, name):
-                    folder = out / f"{number}-{name}"
-                    shutil.rmtree(folder, ignore_errors=True)
-                    folder.mkdir()
-                    runs[name] = side(task, folder, arguments)
-                    results.append(row(name, runs[name], task["warmup"]))
-                    show(results[-1])
+                    runs[name], warmup = run_side(name, task, folder, arguments), task["warmup"]
+                elif kept := earlier(task, folder):
+                    runs[name], warmup = kept
+                else:
+                    continue
+                results.append(row(name, runs[name], warmup))
+                show(results[-1])
         verdict: dict[str, Any] = {"task": task, "results": results, "ratio": None}
         if arguments.learn:
             verdict["learning"] = learning(runs)
-        steps = {n: [s for r in results if r["side"] == n for s in r["steps"]] for n in sides}
+        steps = {n: [s for r in results if r["side"] == n for s in r["steps"]] for n in SIDES}
         if all(steps.values()):
             verdict["ratio"] = statistics.median(steps["trl"]) / statistics.median(steps["forge-host"])
             print(f"trl / forge-host: {verdict['ratio']:.2f}")
