@@ -130,7 +130,8 @@ class _Records:
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._make(*args, **kwargs)
-        if _sink is not None and isinstance(record.levelno, int):  # records copied between processes are made empty
+        # Records copied between processes are made empty.
+        if _sink is not None and isinstance(record.levelno, int) and not _for_nobody(record):
             seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             event = {
                 "event": _message(record),
@@ -142,6 +143,18 @@ class _Records:
                 event["exception"] = logging.Formatter().formatException(record.exc_info)
             _sink.write(event)
         return record
+
+
+def _for_nobody(record: logging.LogRecord) -> bool:
+    """Whether its library writes it nowhere: a trace that is off, passed to no handler. TorchTitan's has 800 lines."""
+    if record.levelno >= logging.WARNING:
+        return False
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger is not None and not logger.handlers:
+        if not logger.propagate:
+            return True
+        logger = logger.parent
+    return False
 
 
 def _message(record: logging.LogRecord) -> str:

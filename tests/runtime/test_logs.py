@@ -19,6 +19,10 @@ class Talker(ForgeActor):
         own.setLevel(logging.INFO)
         own.addHandler(logging.NullHandler())
         own.info("loaded %d tensors", 3)
+        trace = logging.getLogger("library.trace.that.is.off")
+        trace.propagate = False
+        trace.warning("a trace warns")
+        trace.info("a trace goes on")
         logging.getLogger("plain").warning("%d is no %s", "wrong")
         structlog.get_logger().info("hello", size=7)
         try:
@@ -46,6 +50,7 @@ async def test_every_log_line_of_every_rank_has_run_role_rank_and_step(tmp_path)
         assert said[0]["logger"] == "library.with.own.handler" and said[0]["level"] == "info"
         assert said[1]["size"] == 7 and "KeyError: 'lost'" in said[2]["exception"]
         assert any(line["event"].startswith("%d is no %s (TypeError") for line in lines), "a wrong format string"
+        assert [line["event"] for line in lines if "trace" in line["event"]] == ["a trace warns"] * 2
         text = (folder / f"talker-0.{rank}.log").read_text()
         assert "raw" in text and "info: hello size=7" in text
 
