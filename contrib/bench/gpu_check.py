@@ -80,6 +80,8 @@ def main() -> None:
     rows = commands(args)
     if unknown := set(args.rows or ()) - rows.keys():
         parser.error(f"no row is named {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+    if args.data is None and (asked := {"forge", "trl"} & set(args.rows or rows)):
+        parser.error(f"--data is missing, for {' and '.join(sorted(asked))}; give it, or choose other --rows")
     if not (args.out / "qwen3" / "config.json").is_file():
         sys.path.insert(0, str(HERE))
         from vs_task import shaped_model

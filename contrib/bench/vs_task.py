@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from forge_host.errors import UsageError
+
 SYSTEM = "You are a calculator. Reply with the result only."
 SEQ_LEN = {"cpu": 512, "cuda": 1024}
 
@@ -72,21 +74,26 @@ def _transport() -> str | None:
 
 
 def records_of(data: Path, task: dict[str, Any], model: str) -> list[dict[str, str]]:
-    """The first questions that leave room for the response, one for every prompt of the run."""
+    """The first questions that leave room for the response, one for every prompt of the run.
+
+    Raises:
+        UsageError: the file is not there, or a line of it has no question or answer.
+    """
     from transformers import AutoTokenizer
+
+    from forge_host.builtin.jsonl import JsonLines
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     room = task["seq_len"] - task["max_tokens"]
     found = []
-    for line in data.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        chat = [{"role": "user", "content": record["question"]}]
+    for prompt in JsonLines(path=str(data), prompt_field="question", target_field="answer"):
+        chat = [{"role": "user", "content": prompt.text}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         if len(tokenizer(text)["input_ids"]) <= room:
-            found.append({"prompt": record["question"], "target": record["answer"]})
+            found.append({"prompt": str(prompt.text), "target": str(prompt.target)})
         if len(found) == task["prompts"] * task["steps"]:
             return found
-    raise SystemExit(f"{data} has {len(found)} usable questions, {task['prompts'] * task['steps']} are needed")
+    raise UsageError(f"{data} has {len(found)} usable questions, {task['prompts'] * task['steps']} are needed")
 
 
 def arithmetic() -> list[dict[str, str]]:

@@ -27,6 +27,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from forge_host.errors import ForgeError
+
 HERE = Path(__file__).resolve().parent
 GIB = 2**30
 
@@ -163,7 +165,10 @@ def row(name: str, found: dict[str, Any], warmup: int) -> dict[str, Any]:
     """One run's figures."""
     times = [found["began"], *found["ends"]]
     steps = [b - a for a, b in zip(times, times[1:], strict=False)][warmup:]
-    out: dict[str, Any] = {"side": name, "steps": steps, "peak_gib": found["peak"] / GIB, "problem": found["problem"]}
+    out: dict[str, Any] = {
+        "side": name, "earlier": found.get("earlier", False), "steps": steps, "peak_gib": found["peak"] / GIB,
+        "problem": found["problem"],
+    }  # fmt: skip
     if steps:
         out |= {
             "s_per_step": statistics.median(steps), "useful_share": found["useful"], "spans": found.get("spans", {}),
@@ -177,7 +182,9 @@ def run_side(name: str, task: dict[str, Any], folder: Path, arguments: argparse.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     found = SIDES[name](task, folder, arguments)
-    (folder / "side.json").write_text(json.dumps({"task": task, "found": found}))
+    whole = folder / "side.json"
+    whole.with_suffix(".part").write_text(json.dumps({"task": task, "found": found}))
+    whole.with_suffix(".part").replace(whole)  # never half of one
     return found
 
 
@@ -189,10 +196,12 @@ def earlier(task: dict[str, Any], folder: Path) -> tuple[dict[str, Any], int] | 
     if differ := [k for k in task if k not in ("steps", "warmup", "data") and kept["task"].get(k) != task[k]]:
         print(f"{file} is of another {differ[0]} and left out", flush=True)
         return None
-    return kept["found"], kept["task"]["warmup"]
+    return {**kept["found"], "earlier": True}, kept["task"]["warmup"]
 
 
 def show(found: dict[str, Any]) -> None:
+    if found["earlier"]:
+        print(f"{found['side']:>10}  of an earlier run:")
     if "s_per_step" in found:
         spans = ", ".join(f"{k.removesuffix('_s')} {v:.2f}" for k, v in found["spans"].items())
         print(
@@ -266,7 +275,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         out = (arguments.out or Path(temporary)).resolve()
         out.mkdir(parents=True, exist_ok=True)
-        task = prepare(arguments, out)
+        try:
+            task = prepare(arguments, out)
+        except ForgeError as error:
+            parser.error(str(error))
         results, runs = [], {}
         for number in range(arguments.rounds or (1 if arguments.learn else 2)):
             for name in SIDES:

@@ -119,7 +119,7 @@ def _arguments(target: Any, values: Mapping[str, Any], where: str) -> dict[str, 
 def _missing(name: str) -> str:
     """What to do about an argument without a value; `config` is what an author calls the whole configuration."""
     if name == "config":
-        return 'if that is its whole configuration, name its attrs class: ComponentSpec(..., config="module:Class")'
+        return 'take its keys as arguments, or name its attrs class: ComponentSpec(..., config="module:Class")'
     return "set it, or give the argument a default"
 
 

@@ -1,6 +1,7 @@
-"""Two steps of the real thing are one step, its loss and one more, bit for bit: vLLM, TorchTitan, two CPU cores.
+"""A run resumed after its first step ends as the run that was not interrupted, bit for bit.
 
-The checkpoint between them is written in the background; what came after it is lost, as when a machine fails.
+vLLM and TorchTitan on two CPU cores. The checkpoint is written in the background; all that came after it is lost, as
+when a machine fails.
 """
 
 import json
@@ -37,14 +38,14 @@ def left_by(run: Path) -> tuple[str, dict[str, tuple[str, float]]]:
 
 
 def test_resume_is_exact(tmp_path) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     steps = ["--set", "training.max_steps=2", "--set", "checkpoint.interval=1"]
     forge_host("quickstart", *SMALL, *steps, "--run-dir", str(whole))
-    shutil.copytree(whole, halves, symlinks=True)
+    shutil.copytree(whole, resumed, symlinks=True)
     for lost in ("model", "checkpoints/step-000002", "rollouts/rollouts.jsonl"):
-        shutil.move(halves / lost, tmp_path / Path(lost).name)
-    assert [path.name for path in (halves / "checkpoints").iterdir()] == ["step-000001"]
-    forge_host("--resume", str(halves))
-    (weights, said), (weights_too, said_too) = left_by(whole), left_by(halves)
+        shutil.move(resumed / lost, tmp_path / Path(lost).name)
+    assert [path.name for path in (resumed / "checkpoints").iterdir()] == ["step-000001"]
+    forge_host("--resume", str(resumed))
+    (weights, said), (weights_too, said_too) = left_by(whole), left_by(resumed)
     assert len(said) == 16 and len(said_too) == 8 and said_too.items() <= said.items()
     assert weights == weights_too
