@@ -173,7 +173,7 @@ def test_jsonl_file_is_missing_or_binary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b'{"prompt": "a"}'), r"f\.jsonl: dataset file is compressed by gzip.*; name it \.jsonl\.gz"),
+        (gzip.compress(b"{}", mtime=0), r"f\.jsonl: dataset file is compressed by gzip.*; name it \.jsonl\.gz"),
         ('{"prompt": "a"}'.encode("utf-16"), r"f\.jsonl: dataset file is UTF-16 text, .*; rewrite it: iconv"),
         (b"PK\x03\x04...", r"f\.jsonl: dataset file is a zip archive"),
     ],
