@@ -57,12 +57,14 @@ def run(row: str, seconds: int, command: list[str], out: Path) -> list[str]:
             problem = "" if process.wait(seconds) == 0 else f"exit {process.returncode}"
         except subprocess.TimeoutExpired:
             problem = "not done in time"
-            process.terminate()  # a run's processes end with it
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever it left behind holds the GPU's memory
-        process.wait()
+        finally:  # also when this process is told to end: what a row leaves behind holds the GPU's memory
+            if process.poll() is None:
+                process.terminate()  # a run's processes end with it
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     lines = [line.split("\r")[-1][:240] for line in log.read_text(errors="replace").splitlines() if line.strip()]
     ended = [f"FAILED: {problem}"] if problem else []
     return [f"== {row} ({time.perf_counter() - began:.0f} s)", *lines[-SHOWN:], *ended]
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of `learn`")
     parser.add_argument("--rows", nargs="+", help="which, and in what order; default all")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     rows = commands(args)
