@@ -140,6 +140,20 @@ def test_training_raises_the_logprob_of_what_was_rewarded(folder):
     assert gain[1::2].mean() > 0.1 > -0.1 > gain[0::2].mean()
 
 
+@pytest.mark.parametrize("training", [{}, {"dtype": "bfloat16"}, {"seq_len": 17, "gradient_checkpointing": True}])
+def test_a_rehearsed_step_is_the_same_step(folder, training):
+    from forge_plugin_titan.rehearsal import rehearse
+
+    plain, rehearsed = (engine(folder, training=attrs.evolve(TRAINING, **training)) for _ in range(2))
+    rehearse(rehearsed)
+    rehearsed.plan_tensors()
+    assert not rehearsed.optimizer.adamw.state
+    assert all(p.grad is None for p in (*rehearsed.model.parameters(), *rehearsed.optimizer.masters.values()))
+    for _ in range(2):
+        assert plain.train_step(*batches([make_rows()])) == rehearsed.train_step(*batches([make_rows()]))
+    assert_close(weights(plain), weights(rehearsed), 0)
+
+
 def test_bfloat16_updates_float32_masters(folder):
     """A rate too small for bfloat16's steps still adds up."""
     training = attrs.evolve(TRAINING, dtype="bfloat16", learning_rate=1e-5)

@@ -42,12 +42,15 @@ def three_steps(folder, parallelism, training, out, lora=False):
     """Two steps, a checkpoint, a third step, and the same third step from the checkpoint; gradients of the first."""
     from forge_plugin_titan.config import TitanConfig
     from forge_plugin_titan.engine import TitanEngine
+    from forge_plugin_titan.rehearsal import rehearse
 
     def make():
         config = TitanConfig(fuse_qkv=False, **(LORA if lora else {}))
         return TitanEngine(config, folder, training, parallelism, objective())
 
     engine = make()
+    if torch.distributed.is_initialized():
+        rehearse(engine)
     rows = make_rows(seed=1, groups=4, per_group=4)
     inputs, targets = batches([rows[:8], rows[8:]])
     gradients = first_gradients(make(), inputs, targets)

@@ -88,6 +88,18 @@ class TitanTrainer(ForgeActor):
             if rank == 0 or self.pieces:
                 transport.open(f"{context.namespace}-rank{rank}" if rank else context.namespace)
                 self.transport = transport
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        """What would make the first step and the first publish slow; the generator takes longer to start."""
+        from forge_plugin_titan.rehearsal import rehearse
+
+        if not self.pieces:
+            self.engine.plan_tensors()
+        if self.engine.device.type == "cuda":  # a CPU has nothing to compile or to load
+            rehearse(self.engine)
+            settle()
+            self.settled = True
 
     @concurrent_endpoint
     async def train_step(self, inputs: Batches, targets: Batches) -> float:

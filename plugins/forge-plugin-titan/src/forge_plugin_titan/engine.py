@@ -214,6 +214,20 @@ class TitanEngine:
         """Of the last step."""
         return dict(self._metrics)
 
+    def rehearse(self, inputs: Sequence[Batch], targets: Sequence[Batch]) -> None:
+        """Forward and backward as a step has them, without its loss; nothing is left of the gradients.
+
+        Not with the loss plugin, which may keep a state of its own.
+        """
+        assert self.optimizer is not None
+        for i in self._share(inputs, targets):
+            with self._phase("the forward pass"):
+                logprobs, entropy = self.forward(self.layout(inputs[i], targets[i]), with_entropy=True)
+            assert entropy is not None
+            with self._phase("the backward pass"):
+                (logprobs + entropy if "entropy" in self.objective.needs else logprobs).sum().backward()
+        self.optimizer.zero_grad()
+
     def _micro_batch(self, layout: Layout, targets: Batch, totals: Any) -> tuple[Tensor, Mapping[str, MetricSum]]:
         needs = self.objective.needs
         with self._phase("the forward pass"):
@@ -282,6 +296,10 @@ class TitanEngine:
         """
         rows, dtype = self._rows, self.publish_dtype
         return hf_tensors(self.model, self.spec, dtype) if rows is None else rows.tensors(dtype)
+
+    def plan_tensors(self) -> None:
+        """Find out now what `named_tensors` would find out at its first call."""
+        self._rows  # noqa: B018 - kept
 
     @cached_property
     def _rows(self) -> RowPlan | None:

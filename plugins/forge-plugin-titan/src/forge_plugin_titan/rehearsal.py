@@ -1,0 +1,41 @@
+"""What would make a trainer's first step slow, done while the other roles start.
+
+    rehearse(engine)
+
+On a GPU the first forward and backward pass loads kernels and compiles blocks (seconds, minutes with nothing in the
+compiler's cache), and the generator, which takes longer to start, would wait for it after the first rollouts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge_host.loop.batch import Row, make_batches
+from forge_host.types import Completion
+
+if TYPE_CHECKING:
+    from forge_plugin_titan.engine import TitanEngine
+
+#: Prompt and response tokens of the rows of two micro-batches. They differ in length and in their longest row, so that
+#: the compiler takes both for sizes that change; few tokens, as a generator may be measuring the GPU's free memory.
+LENGTHS = ((16, 16, 16), (32, 96, 160, 480))
+
+
+def rehearse(engine: TitanEngine) -> None:
+    """A forward and a backward pass whose gradients are dropped; weights, optimizer and step stay as they are.
+
+    Every rank has to call it.
+
+    Raises:
+        RunError: memory ran out, naming the phase.
+    """
+    for prompt, *responses in LENGTHS:
+        limit = engine.training.seq_len
+        prompt = min(prompt, limit // 2)
+        rows = [_row(prompt, min(length, limit - prompt)) for length in responses for _ in range(engine.degrees.data)]
+        engine.rehearse(*make_batches(rows, engine.degrees.data))
+
+
+def _row(prompt: int, response: int) -> Row:
+    completion = Completion(text="", prompt_ids=[0] * prompt, token_ids=[0] * response, logprobs=[0.0] * response)
+    return Row(completion, 0, 0.0, 1.0)
