@@ -16,9 +16,10 @@ from forge_host.types import Completion
 if TYPE_CHECKING:
     from forge_plugin_titan.engine import TitanEngine
 
-#: Prompt and response tokens of the rows of two micro-batches. They differ in length and in their longest row, so that
-#: the compiler takes both for sizes that change; few tokens, as a generator may be measuring the GPU's free memory.
-LENGTHS = ((16, 16, 16), (32, 96, 160, 480))
+#: Tokens of a prompt and of its responses in two micro-batches. These differ in length, in their longest row and in the
+#: number of segments (`VarlenPlan` counts them by 64), so that the compiler takes all three for sizes that change; few
+#: tokens, as a generator may be measuring the GPU's free memory.
+LENGTHS = ((16, 16, 16), (32, 480, *[16] * 72))
 
 
 def rehearse(engine: TitanEngine) -> None:
