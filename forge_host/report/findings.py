@@ -249,7 +249,8 @@ def _starvation(run: Run) -> Iterator[Finding]:
     if sync is not None and sync > 0.3:
         yield Finding(
             "warning", "Weight sync is slow", f"{sync:.0%} of the step goes into publishing and loading weights",
-            "raise training.sync_interval (10), or choose a faster transport (RDMA between hosts)",
+            ("set training.verify_weight_sync: false, " if run.setting("training.verify_weight_sync") else "")
+            + "raise training.sync_interval (10), or choose a faster transport (RDMA between hosts)",
         )  # fmt: skip
     if host is not None and host > 0.2:
         yield Finding(

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made_runs import healthy
+from made_runs import CONFIG, healthy
 
 from forge_host.report.findings import end_steps, findings, trend, verdict
 from forge_host.report.rundata import load_run
@@ -73,6 +73,13 @@ def test_each_problem_is_found_with_evidence_and_remedy(make_run, title):
     assert title in found, found
     assert found[title].level == level and remedy in found[title].remedy
     assert any(character.isdigit() for character in found[title].evidence)
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_slow_sync_that_is_verified_says_so(make_run, verified):
+    config = CONFIG.replace("max_steps: 20", f"max_steps: 20, verify_weight_sync: {str(verified).lower()}")
+    found = titles(make_run(metrics=with_(time__sync_s=4.0), config=config))["Weight sync is slow"]
+    assert ("verify_weight_sync: false" in found.remedy) is verified
 
 
 def test_nan_names_the_first_step(make_run):

@@ -88,7 +88,8 @@ class TitanTrainer(ForgeActor):
             if rank == 0 or self.pieces:
                 transport.open(f"{context.namespace}-rank{rank}" if rank else context.namespace)
                 self.transport = transport
-            self._rehearse()
+            if not context.plan.offline:  # else nothing else takes as long to start
+                self._rehearse()
 
     def _rehearse(self) -> None:
         """What would make the first step and the first publish slow; the generator takes longer to start."""
