@@ -145,8 +145,14 @@ def test_a_rehearsed_step_is_the_same_step(folder, training):
     from forge_plugin_titan.rehearsal import rehearse
 
     plain, rehearsed = (engine(folder, training=attrs.evolve(TRAINING, **training)) for _ in range(2))
+    name, master = next(iter(rehearsed.optimizer.masters.items()))
+    kept = []
+    param = dict(rehearsed.model.named_parameters())[name]
+    hook = param.register_post_accumulate_grad_hook(lambda p: kept.append(master.grad is not None))
     rehearse(rehearsed)
     rehearsed.plan_tensors()
+    hook.remove()
+    assert kept == [training.get("dtype") != "bfloat16"] * 2  # copies' gradients take no memory
     assert not rehearsed.optimizer.adamw.state
     assert all(p.grad is None for p in (*rehearsed.model.parameters(), *rehearsed.optimizer.masters.values()))
     for _ in range(2):

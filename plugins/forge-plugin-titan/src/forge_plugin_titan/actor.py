@@ -88,19 +88,25 @@ class TitanTrainer(ForgeActor):
             if rank == 0 or self.pieces:
                 transport.open(f"{context.namespace}-rank{rank}" if rank else context.namespace)
                 self.transport = transport
-            if not context.plan.offline:  # else nothing else takes as long to start
-                self._rehearse()
+            self._rehearse()
 
     def _rehearse(self) -> None:
-        """What would make the first step and the first publish slow; the generator takes longer to start."""
+        """What would make the first step and the first publish slow, where a generator takes longer to start."""
         from forge_plugin_titan.rehearsal import rehearse
 
+        if self.context.plan.offline:
+            return
         if not self.pieces:
             self.engine.plan_tensors()
-        if self.engine.device.type == "cuda":  # a CPU has nothing to compile or to load
+        # A CPU has nothing to compile or to load.
+        if self.engine.device.type == "cuda" and not self._shares_memory():
             rehearse(self.engine)
             settle()
             self.settled = True
+
+    def _shares_memory(self) -> bool:
+        """Whether the generator takes the GPU's memory between steps: this process must not keep what it can free."""
+        return bool(self.context.config.generator.extra.get("sleep_between_steps"))
 
     @concurrent_endpoint
     async def train_step(self, inputs: Batches, targets: Batches) -> float:
@@ -150,7 +156,7 @@ class TitanTrainer(ForgeActor):
                 return None
         else:
             receipt = self.transport.publish(version, self.engine.named_tensors(), checksums=checksums)
-        if self.context.config.generator.extra.get("sleep_between_steps"):
+        if self._shares_memory():
             self.engine.free_cached_memory()  # the generator wakes up into this memory
         return receipt
 

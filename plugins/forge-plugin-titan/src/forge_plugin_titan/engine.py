@@ -215,18 +215,22 @@ class TitanEngine:
         return dict(self._metrics)
 
     def rehearse(self, inputs: Sequence[Batch], targets: Sequence[Batch]) -> None:
-        """Forward and backward as a step has them, without its loss; nothing is left of the gradients.
+        """Forward and backward as a step has them; nothing is left of the gradients.
 
-        Not with the loss plugin, which may keep a state of its own.
+        Without the loss plugin, which may keep a state of its own.
         """
         assert self.optimizer is not None
-        for i in self._share(inputs, targets):
-            with self._phase("the forward pass"):
-                logprobs, entropy = self.forward(self.layout(inputs[i], targets[i]), with_entropy=True)
-            assert entropy is not None
-            with self._phase("the backward pass"):
-                (logprobs + entropy if "entropy" in self.objective.needs else logprobs).sum().backward()
-        self.optimizer.zero_grad()
+        self.optimizer.drops = True
+        try:
+            for i in self._share(inputs, targets):
+                with self._phase("the forward pass"):
+                    logprobs, entropy = self.forward(self.layout(inputs[i], targets[i]), with_entropy=True)
+                assert entropy is not None
+                with self._phase("the backward pass"):
+                    (logprobs + entropy if "entropy" in self.objective.needs else logprobs).sum().backward()
+        finally:
+            self.optimizer.drops = False
+            self.optimizer.zero_grad()
 
     def _micro_batch(self, layout: Layout, targets: Batch, totals: Any) -> tuple[Tensor, Mapping[str, MetricSum]]:
         needs = self.objective.needs

@@ -47,6 +47,7 @@ class Optimizer:
         self, model: nn.Module, training: TrainingConfig, compute: torch.dtype, *, copies: bool, offload: bool = False
     ) -> None:
         self.training = training
+        self.drops = False  #: gradients of copies are dropped as soon as they are there (`rehearsal`)
         self._model: list[Tensor] = []
         self._copies: list[Tensor] = []
         self.masters: dict[str, Tensor] = {}
@@ -64,7 +65,7 @@ class Optimizer:
             self.masters[name] = master
             self._model.append(param)
             self._copies.append(master)
-            param.register_post_accumulate_grad_hook(_into(master))
+            param.register_post_accumulate_grad_hook(self._into(master))
         self.adamw = torch.optim.AdamW(
             self.masters.values(), lr=training.learning_rate, betas=(training.adam_beta1, training.adam_beta2),
             weight_decay=training.weight_decay, fused=True,
@@ -99,15 +100,16 @@ class Optimizer:
     def zero_grad(self) -> None:
         self.adamw.zero_grad(set_to_none=True)
 
+    def _into(self, master: Tensor) -> Any:
+        def accumulate(param: Tensor) -> None:
+            if param.grad is None:
+                return
+            if self.drops:
+                pass
+            elif master.grad is None:
+                master.grad = param.grad.to(master.device).to(master.dtype)
+            else:
+                master.grad.add_(param.grad.to(master.device))
+            param.grad = None
 
-def _into(master: Tensor) -> Any:
-    def accumulate(param: Tensor) -> None:
-        if param.grad is None:
-            return
-        if master.grad is None:
-            master.grad = param.grad.to(master.device).to(master.dtype)
-        else:
-            master.grad.add_(param.grad.to(master.device))
-        param.grad = None
-
-    return accumulate
+        return accumulate
