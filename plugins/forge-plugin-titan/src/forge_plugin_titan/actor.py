@@ -52,12 +52,13 @@ class TitanTrainer(ForgeActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Join the process group, build the model, load its weights, open the transport.
+        """Join the process group, build the model, load its weights, open the transport, rehearse a step.
 
-        On rank 0, and where the transport takes pieces on every rank.
+        The transport is opened on rank 0, and where it takes pieces on every rank.
 
         Raises:
             PluginError: this host's plugins differ from the run's.
+            RunError: memory ran out.
             UsageError: unsupported model, wrong parallel degrees, or no such device.
         """
         await self.work(self._prepare)
@@ -187,7 +188,7 @@ class TitanTrainer(ForgeActor):
 
 
 def settle() -> None:
-    """Leave what is there after the first step out of garbage collection.
+    """Leave what is there after the first step, or its rehearsal, out of garbage collection.
 
     Importing and compiling leaves very many objects, and going through them stops a step anywhere. For a process that
     only trains.

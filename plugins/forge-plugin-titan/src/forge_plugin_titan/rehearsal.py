@@ -25,18 +25,18 @@ LENGTHS = ((16, 16, 16), (32, 240, *[2] * 72))
 
 
 def rehearse(engine: TitanEngine) -> None:
-    """A forward and a backward pass whose gradients are dropped; weights, optimizer and step stay as they are.
+    """Forward and backward passes whose gradients are dropped; weights, optimizer and step stay as they are.
 
-    Every rank has to call it.
+    Every rank has to call it, and all of them compute the same.
 
     Raises:
         RunError: memory ran out, naming the phase.
     """
+    limit, ranks = engine.training.seq_len, engine.degrees.data
     for prompt, *responses in LENGTHS:
-        limit = engine.training.seq_len
         prompt = min(prompt, limit // 2)
-        rows = [_row(prompt, min(length, limit - prompt)) for length in responses for _ in range(engine.degrees.data)]
-        engine.rehearse(*make_batches(rows, engine.degrees.data))
+        inputs, targets = make_batches([_row(prompt, min(length, limit - prompt)) for length in responses], 1)
+        engine.rehearse(inputs * ranks, targets * ranks)
 
 
 def _row(prompt: int, response: int) -> Row:
