@@ -1,9 +1,17 @@
 """Admission slots and the windowed queue that bound how old a trained token can be.
 
-A rollout may start only while fewer than `(version + 1 + max_policy_age) * groups_per_version` groups were ever
-admitted (rejected ones give their slot back). Groups are taken in the order they finish, except that one which would
-be too old at the next version is taken first and waited for. So with V the trainer's version when a group is trained
-and v the version it was admitted at: V - v <= max_policy_age. With max_policy_age 0 this is plain synchronous training.
+Trainer version V trains on groups V * groups_per_version up to (V + 1) * groups_per_version of the run. So a group
+whose rollout starts while the generators have version v is no older than `max_policy_age` when it is among the first
+`(v + 1 + max_policy_age) * groups_per_version` that are trained on. Two rules keep that true of every group:
+
+- one is admitted only while fewer than so many, with v the generators' version now, were ever admitted (rejected ones
+  give their slot back), so that all under way can still be trained on in time;
+- groups are taken in the order of their admission, and one that is not finished is passed over only while it, and all
+  that were passed over before it, still fit into later steps; else it is waited for. Without policy age none is passed
+  over, so that a run repeats.
+
+Neither needs the trainer's version, which is ahead of the generators' while an update is under way: what the trainer
+has consumed tells it.
 
     ticket = await buffer.admit(); ...; buffer.finish(ticket, group); groups = await buffer.take(8)
 """
@@ -49,6 +57,7 @@ class Buffer:
         self.version = 0
         self.admitted = 0
         self.consumed = 0
+        self._skipped = 0  # by how many groups the trainer's version is further than what was consumed; see `restore`
         self.rejected: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()
         self._live: dict[int, Ticket] = {}  # by number, which rises, and with it the version
@@ -86,8 +95,12 @@ class Buffer:
         return ticket
 
     def _limit(self) -> int:
-        limit = (self.version + 1 + self.max_policy_age) * self.groups_per_version
+        limit = self._due(self.version)
         return limit if self.total is None else min(limit, self.total)
+
+    def _due(self, version: int) -> int:
+        """How many groups the run has trained on when the last one admitted at `version` must be among them."""
+        return (version + 1 + self.max_policy_age) * self.groups_per_version - self._skipped
 
     async def finish(self, ticket: Ticket, group: Group | None, reason: str = "") -> None:
         """A rollout is over: with a group to train on, or rejected for a reason, which gives its slot back."""
@@ -116,7 +129,7 @@ class Buffer:
         self._offer()
 
     async def take(self, count: int) -> list[Group]:
-        """Wait for `count` groups to train on, those about to be too old first."""
+        """Wait for `count` groups to train on; see the module for which."""
         while self._failure is None and (chosen := self._choose(count)) is None:
             self._wanted = count
             await _wait(self._taking)
@@ -132,12 +145,15 @@ class Buffer:
         if self.ready < count:
             return None
         chosen: list[Ticket] = []
-        for ticket in self._live.values():  # those due come first, as versions rise
+        passed = 0
+        for ticket in self._live.values():
             if ticket.group is not None:
                 chosen.append(ticket)
                 if len(chosen) == count:
                     return chosen
-            elif ticket.version + self.max_policy_age <= self.version:
+                continue
+            passed += 1
+            if not self.max_policy_age or passed > self._due(ticket.version) - self.consumed - count:
                 return None
         return None
 
@@ -153,10 +169,14 @@ class Buffer:
         self._offer()
 
     def restore(self, version: int, consumed: int, next_ticket: int) -> None:
-        """Go on where a checkpoint was written; before anything is admitted."""
+        """Go on where a checkpoint was written; before anything is admitted.
+
+        A run that goes on between two publishes gives its generators a version that it would not have had otherwise.
+        """
         assert not self._live and self.admitted == 0
         self.version, self.next_ticket = version, next_ticket
         self.admitted = self.consumed = consumed
+        self._skipped = version * self.groups_per_version + consumed % self.groups_per_version - consumed
 
     async def fail(self, error: BaseException) -> None:
         """End every wait with this error."""
