@@ -23,6 +23,7 @@ FORGE_API = "1.0"
 class FakeConfig:
     die_at: int = field(default=0, help="this call kills the process; 0 never")
     delay_s: float = field(default=0.0, help="time of one call", unit="s")
+    slow_every: int = field(default=0, help="one call in so many takes half a second more; 0 none")
     wrong_weights: bool = field(default=False, help="load something else than was published")
     no_versions: bool = field(default=False, help="forget the policy versions")
     learning_rate: float = field(default=150.0, help="of the table's gradient descent")
@@ -44,7 +45,8 @@ class FakeActor(ForgeActor):
     async def called(self) -> None:
         self.calls += 1
         number = self.calls
-        await asyncio.sleep(self.config.delay_s)
+        slow = self.config.slow_every and number % self.config.slow_every == 0
+        await asyncio.sleep(self.config.delay_s + (0.5 if slow else 0))
         if self.config.die_at == number and not (self.config.flag and Path(self.config.flag).exists()):
             if self.config.flag:
                 Path(self.config.flag).touch()

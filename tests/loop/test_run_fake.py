@@ -54,7 +54,8 @@ def test_a_run_learns_and_leaves_its_record(fake_run) -> None:
 def test_asynchronous_rollouts_keep_the_bound(fake_run) -> None:
     age = 2
     first = 3 + 4 * (age + 1)  # probes, and the groups that may start with the first weights: before newer ones come
-    run = fake_run(training={"max_steps": 12, "max_policy_age": age}, generator={"update_after": first})
+    generator = {"update_after": first, "slow_every": 5}
+    run = fake_run(training={"max_steps": 12, "max_policy_age": age}, generator=generator)
     assert run.code == 0, run.err
     ages = [m["metrics"]["policy_age/max"] for m in run.metrics]
     assert max(ages) == age, "rollouts run ahead, and never further than allowed"
