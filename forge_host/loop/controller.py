@@ -289,11 +289,10 @@ class Controller:
         pending = sorted(int(group_id.partition(":")[0]) for group_id in self.producer.pending)
         return following - len(pending) if pending == list(range(following - len(pending), following)) else following
 
-    async def restore(self, saved: checkpoint.Checkpoint, other_data: bool = False) -> None:
-        """Go on from a checkpoint: trainer, data position, rollouts under way, and its weights to the generators."""
+    async def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint, where `stream` is already: trainer, rollouts under way, weights."""
         await self.roles.trainer.load.call(saved.trainer)
         state = saved.state
-        self.stream.load_state_dict(state["stream"], other_data)
         self.producer.again = [Prompt(**prompt) for prompt in state["pending"]]
         self.step = self._saved_at = state["step"]
         # Between two publishes the trainer is ahead of its published version; what generators get now is a newer one.

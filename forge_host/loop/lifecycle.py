@@ -24,6 +24,7 @@ from forge_host.errors import ForgeError, RunError, UsageError
 from forge_host.loop.checkpoint import Checkpoint, newest
 from forge_host.loop.placing import placement
 from forge_host.loop.rundir import RunDirectory
+from forge_host.loop.stream import PromptStream
 from forge_host.loop.tracking import Trackers
 from forge_host.runtime.context import RoleContext
 from forge_host.runtime.handle import ActorHandle, Unanswered
@@ -58,7 +59,7 @@ class Lifecycle:
     model_path: str
     lock: Any
     resume: Checkpoint | None = None
-    allow: frozenset[str] = frozenset()
+    stream: PromptStream | None = None  # of a run that goes on, from there; otherwise `_start` opens it
     places: Mapping[str, Any] = attrs.Factory(dict)
     stop: asyncio.Event = attrs.Factory(asyncio.Event)
     controller: Any = None

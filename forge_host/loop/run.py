@@ -20,6 +20,7 @@ from forge_host.loop.preflight import check_signatures
 from forge_host.loop.rundir import RunDirectory
 from forge_host.loop.runner import Runner
 from forge_host.loop.sft import SftRunner
+from forge_host.loop.stream import open_stream
 from forge_host.loop.tracking import Trackers
 from forge_host.loop.vocabulary import check_vocabulary
 from forge_host.report.final import write_final_report
@@ -67,14 +68,6 @@ def run(
         placement(config, plan, promised, kind.roles(plan), getattr(launcher, "grow", None))
     model_path = resolve_model(config.model, host)()
     check_vocabulary(model_path)
-    if resume is not None:
-        directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"], config.record)
-    else:
-        name = f"{config.name}-eval" if evaluate else config.name
-        directory = RunDirectory(config.run_dir, name, run_dir, config.record)
-    configure(str(directory.path / "logs"), "controller", run=directory.id, role="controller", rank=0)
-    directory.write_text("config.resolved.yaml", resolved.to_yaml())
-    # Components are resolved before the lock is made, so that it covers the files their references name.
     trackers = Trackers(
         {
             part.ref: host.build("tracker", part.use)
@@ -82,7 +75,17 @@ def run(
             if not (quiet and part.ref == "builtin/console")
         }
     )
-    lock = host.lock()
+    stream = None
+    if resume is not None:  # what is refused, like the trackers above, leaves the run as it is
+        saved = resume.state["stream"]
+        stream = open_stream(host, plan.dataset.use, config.training.seed, saved, "dataset" in allow)
+        directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"], config.record)
+    else:
+        name = f"{config.name}-eval" if evaluate else config.name
+        directory = RunDirectory(config.run_dir, name, run_dir, config.record)
+    configure(str(directory.path / "logs"), "controller", run=directory.id, role="controller", rank=0)
+    directory.write_text("config.resolved.yaml", resolved.to_yaml())
+    lock = host.lock()  # after the components are found, so that it covers the files that their references name
     lock.write(directory.path / "plugins.lock")
     lifecycle = kind(
         config=config,
@@ -95,7 +98,7 @@ def run(
         model_path=model_path,
         lock=lock,
         resume=resume,
-        allow=allow,
+        stream=stream,
         **(runner_args or {}),
     )
     say(f"run directory: {directory.path}" + (f", resumed at step {resume.state['step']}" if resume else ""))

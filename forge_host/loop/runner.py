@@ -23,7 +23,7 @@ from forge_host.loop.roles import services_of, start_roles
 from forge_host.loop.rollout import Roller
 from forge_host.loop.scoring import prompt_text
 from forge_host.loop.step import Stepper
-from forge_host.loop.stream import PromptStream
+from forge_host.loop.stream import open_stream
 from forge_host.plugins.building import load_target
 from forge_host.plugins.calling import CallByName
 from forge_host.report.findings import end_steps
@@ -51,7 +51,9 @@ class Runner(Lifecycle):
             encode = await asyncio.to_thread(
                 PromptEncoder, self.model_path, system=config.dataset.system, chat=config.dataset.chat
             )
-            dataset = await asyncio.to_thread(self.host.build, "dataset", plan.dataset.use)
+            stream = self.stream
+            if stream is None:
+                stream = await asyncio.to_thread(open_stream, self.host, plan.dataset.use, training.seed)
             advantage = CallByName(
                 self.host.build("advantage", plan.advantage.use),
                 ADVANTAGE_ARGUMENTS,
@@ -59,7 +61,7 @@ class Runner(Lifecycle):
             )
             sampler = self.host.build("sampler", plan.sampler.use)
             budget = prompt_budget(config, plan)
-            fitting = (prompt for prompt in islice(dataset, 100) if len(encode(prompt)) <= budget)
+            fitting = (prompt for prompt in islice(stream.dataset, 100) if len(encode(prompt)) <= budget)
             self.probes = list(islice(fitting, NUM_PROBES))
             if config.evaluation.interval:
                 self.held_out, _ = await asyncio.to_thread(
@@ -70,7 +72,7 @@ class Runner(Lifecycle):
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             raise
-        stream = PromptStream(dataset, seed=training.seed, keep=lambda prompt: len(encode(prompt)) <= budget)
+        stream.keep = lambda prompt: len(encode(prompt)) <= budget
         roles = await starting
         self.trainer = roles.trainer
         roller = Roller(
@@ -122,7 +124,7 @@ class Runner(Lifecycle):
         self.trackers.start(self.info)
         self.host.hooks.forge_run_started(run=self.info)
         if self.resume is not None:
-            await controller.restore(self.resume, other_data="dataset" in self.allow)
+            await controller.restore(self.resume)
         self.samples["before"] = await controller.probe(self.probes)
         began = time.time()
         self.stepping = True

@@ -22,7 +22,7 @@ from forge_host.loop.examples import ExampleEncoder
 from forge_host.loop.lifecycle import Lifecycle, data_parallel_degree, held_out
 from forge_host.loop.roles import RoleStarter
 from forge_host.loop.step import Stepper
-from forge_host.loop.stream import PromptStream
+from forge_host.loop.stream import PromptStream, open_stream
 from forge_host.plugins.building import load_target
 from forge_host.plugins.calling import CallByName
 from forge_host.report.findings import end_steps
@@ -165,9 +165,8 @@ class SftController:
         return {"step": self.step, "stream": self._state, "first_evaluation": self.first_evaluation}
 
     async def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint: trainer and data position."""
+        """Go on from a checkpoint, where `stream` is already."""
         await self.trainer.load.call(saved.trainer)
-        self.stream.load_state_dict(saved.state["stream"], "dataset" in self.run_of.allow)
         self._state = dict(saved.state["stream"])
         self.step = self._saved_at = saved.state["step"]
         self.first_evaluation = saved.state.get("first_evaluation", {})
@@ -184,7 +183,9 @@ class SftRunner(Lifecycle):
         starting = asyncio.create_task(_both(start))
         try:
             encode = await asyncio.to_thread(example_encoder, self.model_path, config)
-            dataset = await asyncio.to_thread(self.host.build, "dataset", plan.dataset.use)
+            stream = self.stream
+            if stream is None:
+                stream = await asyncio.to_thread(open_stream, self.host, plan.dataset.use, config.training.seed)
             advantage = CallByName(
                 self.host.build("advantage", plan.advantage.use), ADVANTAGE_ARGUMENTS,
                 f"advantage `{plan.advantage.ref}`",
@@ -194,6 +195,7 @@ class SftRunner(Lifecycle):
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             raise
+        stream.keep = lambda prompt: bool(encode(prompt))
         self.trainer, ref_model = await starting
         stepper = Stepper(
             trainer=self.trainer, ref_model=ref_model, advantage=advantage, plan=plan, training=config.training,
@@ -201,7 +203,7 @@ class SftRunner(Lifecycle):
         )  # fmt: skip
         self.controller = SftController(
             run_of=self, trainer=self.trainer, stepper=stepper, encode=encode, held_out=rows,
-            stream=PromptStream(dataset, seed=config.training.seed, keep=lambda prompt: bool(encode(prompt))),
+            stream=stream,
         )  # fmt: skip
 
     def _held_out(self, encode: ExampleEncoder) -> list[batch.Row]:

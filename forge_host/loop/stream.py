@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from forge_host.api import Dataset, Group, Prompt, UsageError
+from forge_host.api import Dataset, Group, Prompt, UsageError, Use
 
 BUFFER = 1024  # prompts that a dataset without length is shuffled through
 
@@ -134,6 +134,20 @@ class PromptStream(Iterator[Prompt]):
         for _ in range(skip):
             next(prompts, None)
         return prompts
+
+
+def open_stream(
+    host: Any, use: Use, seed: int, saved: Mapping[str, Any] | None = None, other_data: bool = False
+) -> PromptStream:
+    """The prompts of the dataset `use`, from where `saved` was taken.
+
+    Raises:
+        UsageError: the dataset cannot be read; or as `load_state_dict`.
+    """
+    stream = PromptStream(host.build("dataset", use), seed=seed)
+    if saved is not None:
+        stream.load_state_dict(saved, other_data)
+    return stream
 
 
 def _buffered(prompts: Iterable[Prompt], rng: random.Random) -> Iterator[Prompt]:

@@ -36,9 +36,12 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(fake_run, tmp_path) -> No
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(prompts.read_text() + json.dumps({"prompt": "bead", "answer": "b"}) + "\n")
     more = ("--resume", str(first.dir), "--set", "training.max_steps=5")
-    refused = fake_run(*more)
+    before = {file: file.read_bytes() for file in first.dir.rglob("*") if file.is_file()}
+    refused = fake_run(*more, "--set", "trainer.delay_s=1")
     assert refused.code == 2 and "the data changed since the checkpoint" in refused.err
     assert "--allow dataset" in refused.err
+    after = {file: file.read_bytes() for file in first.dir.rglob("*") if file.is_file()}
+    assert after == before, "a run that is not gone on with stays as it was"
     assert fake_run(*more, "--allow", "dataset").code == 0
     changed = fake_run(*more, "--allow", "dataset", "--set", "training.seed=7")
     assert changed.code == 2 and "the seed changed since the checkpoint" in changed.err
