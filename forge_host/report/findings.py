@@ -229,12 +229,15 @@ def _zero_variance(run: Run) -> Iterator[Finding]:
 
 def _mismatch(run: Run) -> Iterator[Finding]:
     values = run.series("policy/generator_kl")[1]
+    age = max(run.series("policy_age/max")[1], default=0)
     if values and statistics.median(values) > 0.01:
         yield Finding(
             "warning", "Trainer and generator disagree",
-            f"policy/generator_kl has median {statistics.median(values):.3f} and maximum {max(values):.3f} nats/token",
-            "set training.verify_weight_sync: true, use one dtype for both, lower training.max_policy_age, or correct "
-            f"for it ({run.algorithm_key('correction')}: truncate)",
+            f"policy/generator_kl has median {statistics.median(values):.3f} and maximum {max(values):.3f} nats/token"
+            + (f"; tokens came from weights up to {age:.0f} versions old" if age else ""),
+            ("lower training.max_policy_age (what is left at 0 is no matter of age)" if age else
+            "set training.verify_weight_sync: true, use one dtype for both")
+            + f", or correct for it ({run.algorithm_key('correction')}: truncate)",
         )  # fmt: skip
 
 

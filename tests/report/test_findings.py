@@ -82,6 +82,15 @@ def test_a_slow_sync_that_is_verified_says_so(make_run, verified):
     assert ("verify_weight_sync: false" in found.remedy) is verified
 
 
+@pytest.mark.parametrize("age", [0.0, 2.0])
+def test_a_disagreement_with_old_tokens_is_put_down_to_their_age(make_run, age):
+    found = titles(make_run(metrics=with_(policy__generator_kl=0.05, policy_age__max=age)))
+    disagreement = found["Trainer and generator disagree"]
+    assert ("up to 2 versions old" in disagreement.evidence) is bool(age)
+    assert ("lower training.max_policy_age" in disagreement.remedy) is bool(age)
+    assert ("use one dtype" in disagreement.remedy) is not bool(age)
+
+
 def test_nan_names_the_first_step(make_run):
     metrics = with_(policy__loss=lambda s, n: math.inf if s == 7 else 0.1)
     assert "first at step 7: policy/loss at 1 of 20 steps" in titles(make_run(metrics=metrics))[
