@@ -203,6 +203,8 @@ async def whole_loop(episodes: int, replicas: int, group: int, folder: Path) -> 
     sampler = SimpleNamespace(verdict=lambda group: Verdict(True))
     encode: Any = lambda prompt: [1, 2, 3]  # noqa: E731
     advantage = CallByName(lambda rewards: rewards - rewards.mean(), ("rewards",), "advantage")
+    directory = RunDirectory("", "", str(folder))
+    directory.begin({})
     controller = Controller(
         config=config, plan=plan, host=PluginHost.load(()), lock_text="",
         roles=Roles(trainer=trainer, generator=generator, reward=reward, ref_model=None),
@@ -214,7 +216,7 @@ async def whole_loop(episodes: int, replicas: int, group: int, folder: Path) -> 
             trainer=trainer, ref_model=None, advantage=advantage, plan=plan, training=training, data_parallel=1,
             max_policy_age=1,
         ),
-        stream=Prompts(), directory=RunDirectory("", "", str(folder)), trackers=Trackers({}), stop=asyncio.Event(),
+        stream=Prompts(), directory=directory, trackers=Trackers({}), stop=asyncio.Event(),
         info=RunInfo(id="bench", directory=str(folder), config={}),
     )  # fmt: skip
     began = time.process_time()

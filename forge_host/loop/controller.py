@@ -297,12 +297,12 @@ class Controller:
         self.step = self._saved_at = state["step"]
         # Between two publishes the trainer is ahead of its published version; what generators get now is a newer one.
         self.version = state["version"] + (1 if self.step % self.config.training.sync_interval else 0)
-        self.ledger = Ledger(self.directory.path / LEDGER, state.get("ledger", 0))
         self.first_evaluation = state.get("first_evaluation", {})
         self.buffer.restore(self.version, self.step * self.config.training.batch_size, state["next_ticket"])
         if self.version:
             await self.sync.publish(self.version)
             await self.sync.update()
+        self.ledger = Ledger(self.directory.path / LEDGER, state.get("ledger", 0))
 
     async def _publish_and_spread(self, version: int) -> float:
         try:

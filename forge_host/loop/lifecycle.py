@@ -60,6 +60,7 @@ class Lifecycle:
     lock: Any
     resume: Checkpoint | None = None
     stream: PromptStream | None = None  # of a run that goes on, from there; otherwise `_start` opens it
+    texts: Mapping[str, str] = attrs.Factory(dict)  # files of the run directory, for one that goes on
     places: Mapping[str, Any] = attrs.Factory(dict)
     stop: asyncio.Event = attrs.Factory(asyncio.Event)
     controller: Any = None
@@ -109,7 +110,8 @@ class Lifecycle:
             summary = self._summary(error)
             await self._leave(error, summary)
         try:
-            self.directory.write_json("summary.json", summary)
+            if self.directory.begun:
+                self.directory.write_json("summary.json", summary)
         except OSError as failure:
             error = error or disk_error(failure)
             log.error("the summary could not be written", error=str(failure))
@@ -149,6 +151,15 @@ class Lifecycle:
     async def _start(self, session: Session) -> None:
         raise NotImplementedError
 
+    async def _begin(self) -> None:
+        """Go on from the checkpoint, if from one, and tell the observers that the run is up."""
+        self.startup_s = time.time() - self.began
+        if self.resume is not None:
+            await self.controller.restore(self.resume)
+            self.directory.begin(self.texts, self.resume.state["step"])
+        self.trackers.start(self.info)
+        self.host.hooks.forge_run_started(run=self.info)
+
     async def _train(self) -> None:
         raise NotImplementedError
 
@@ -180,7 +191,7 @@ class Lifecycle:
 
     async def _leave(self, error: Exception | None, summary: dict[str, Any]) -> None:
         """Save what a finished or failed run leaves, tell the observers, close the files."""
-        controller = self.controller
+        controller = self.controller if self.directory.begun else None
         if controller is not None and self.trainer is not None and self.trainer.dead is None and controller.step:
             try:
                 if error is not None or self.config.checkpoint.final:

@@ -76,17 +76,18 @@ def run(
         }
     )
     stream = None
-    if resume is not None:  # what is refused, like the trackers above, leaves the run as it is
+    if resume is not None:
         saved = resume.state["stream"]
         stream = open_stream(host, plan.dataset.use, config.training.seed, saved, "dataset" in allow)
-        directory = RunDirectory.reopen(resume.path.parent.parent, resume.state["step"], config.record)
+        directory = RunDirectory.reopen(resume.path.parent.parent, config.record)
     else:
         name = f"{config.name}-eval" if evaluate else config.name
         directory = RunDirectory(config.run_dir, name, run_dir, config.record)
     configure(str(directory.path / "logs"), "controller", run=directory.id, role="controller", rank=0)
-    directory.write_text("config.resolved.yaml", resolved.to_yaml())
     lock = host.lock()  # after the components are found, so that it covers the files that their references name
-    lock.write(directory.path / "plugins.lock")
+    texts = {"config.resolved.yaml": resolved.to_yaml(), "plugins.lock": lock.dumps()}
+    if resume is None:  # else when the checkpoint is loaded: what cannot go on stays as it was
+        directory.begin(texts)
     lifecycle = kind(
         config=config,
         plan=plan,
@@ -99,6 +100,7 @@ def run(
         lock=lock,
         resume=resume,
         stream=stream,
+        texts=texts,
         **(runner_args or {}),
     )
     say(f"run directory: {directory.path}" + (f", resumed at step {resume.state['step']}" if resume else ""))

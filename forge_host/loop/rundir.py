@@ -20,7 +20,7 @@ from forge_host.types import Group, Verdict
 
 
 class RunDirectory:
-    """Makes `root/name-date-time` (a number is added when it exists), or exactly `path`, and writes into it.
+    """Makes `root/name-date-time` (a number is added when it exists), or exactly `path`. `begin` comes before `record`.
 
     Raises:
         UsageError: the directory cannot be made, or `path` holds something already.
@@ -36,23 +36,30 @@ class RunDirectory:
         self._open(record)
 
     @classmethod
-    def reopen(cls, path: Path, step: int, record: RecordConfig | None = None) -> RunDirectory:
-        """The directory of a run that goes on after `step`; what it recorded of later steps is removed."""
+    def reopen(cls, path: Path, record: RecordConfig | None = None) -> RunDirectory:
+        """The directory of a run that may go on: it stays as it was until `begin`, but for its logs."""
         directory = cls.__new__(cls)
         directory.path = path
-        _cut(path / "metrics.jsonl", step)
-        cut_record(path / "rollouts", step)
         directory._open(record)
         return directory
 
     def _open(self, record: RecordConfig | None) -> None:
-        self.id = self.path.name
+        self.id, self._record = self.path.name, record
+        self._rollouts: RolloutRecord | None = None
         for folder in ("logs", "rollouts", "checkpoints"):
             (self.path / folder).mkdir(exist_ok=True)
-        self._rollouts = RolloutRecord(self.path / "rollouts", record)
 
-    def write_text(self, name: str, text: str) -> None:
-        (self.path / name).write_text(text, encoding="utf-8")
+    @property
+    def begun(self) -> bool:
+        return self._rollouts is not None
+
+    def begin(self, texts: Mapping[str, str], after: int = 0) -> None:
+        """Write files that say what the run is, and open its record, without what it has of steps after `after`."""
+        for name, text in texts.items():
+            (self.path / name).write_text(text, encoding="utf-8")
+        _cut(self.path / "metrics.jsonl", after)
+        cut_record(self.path / "rollouts", after)
+        self._rollouts = RolloutRecord(self.path / "rollouts", self._record)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Atomically, so that a reader never sees half of it."""
@@ -62,10 +69,12 @@ class RunDirectory:
 
     def record(self, step: int, group: Group, verdict: Verdict) -> None:
         """Append a group's episodes to the rollout record; `step` is the one they were rolled out for."""
+        assert self._rollouts is not None, "begin comes first"
         self._rollouts.write(step, group, verdict)
 
     def close(self) -> None:
-        self._rollouts.close()
+        if self._rollouts is not None:
+            self._rollouts.close()
 
 
 def _cut(file: Path, step: int) -> None:

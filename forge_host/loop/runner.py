@@ -120,11 +120,7 @@ class Runner(Lifecycle):
     async def _train(self) -> None:
         controller = self.controller
         assert controller is not None
-        self.startup_s = time.time() - self.began
-        self.trackers.start(self.info)
-        self.host.hooks.forge_run_started(run=self.info)
-        if self.resume is not None:
-            await controller.restore(self.resume)
+        await self._begin()
         self.samples["before"] = await controller.probe(self.probes)
         began = time.time()
         self.stepping = True

@@ -223,11 +223,7 @@ class SftRunner(Lifecycle):
         return rows
 
     async def _train(self) -> None:
-        self.startup_s = time.time() - self.began
-        self.trackers.start(self.info)
-        self.host.hooks.forge_run_started(run=self.info)
-        if self.resume is not None:
-            await self.controller.restore(self.resume)
+        await self._begin()
         began = time.time()
         self.stepping = True
         await self.controller.run()

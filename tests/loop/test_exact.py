@@ -23,6 +23,10 @@ def responses(run) -> dict[str, str]:
     return {row["id"]: row["response"] for row in run.rollouts if row["kept"]}
 
 
+def written(run) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in run.dir.rglob("*") if p.is_file() and p.parent.name != "logs"}
+
+
 def test_a_resumed_run_is_the_run_that_was_not_stopped(fake_run, tmp_path) -> None:
     whole = fake_run(training={"max_steps": 4})
     weights, said = weight(whole), responses(whole)
@@ -36,12 +40,13 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(fake_run, tmp_path) -> No
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(prompts.read_text() + json.dumps({"prompt": "bead", "answer": "b"}) + "\n")
     more = ("--resume", str(first.dir), "--set", "training.max_steps=5")
-    before = {file: file.read_bytes() for file in first.dir.rglob("*") if file.is_file()}
+    before = written(first)
     refused = fake_run(*more, "--set", "trainer.delay_s=1")
     assert refused.code == 2 and "the data changed since the checkpoint" in refused.err
     assert "--allow dataset" in refused.err
-    after = {file: file.read_bytes() for file in first.dir.rglob("*") if file.is_file()}
-    assert after == before, "a run that is not gone on with stays as it was"
+    broken = fake_run(*more, "--allow", "dataset", "--set", "generator.wrong_weights=true")
+    assert broken.code == 4 and "differ from the trainer's" in broken.err
+    assert written(first) == before, "a run that does not go on stays as it was"
     assert fake_run(*more, "--allow", "dataset").code == 0
     changed = fake_run(*more, "--allow", "dataset", "--set", "training.seed=7")
     assert changed.code == 2 and "the seed changed since the checkpoint" in changed.err
